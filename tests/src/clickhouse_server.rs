@@ -2,11 +2,11 @@
 //! expiring rows nor most functions, so its tables are reduced ones, which are made here.
 
 use std::{
-    fs::{self, File},
+    fs,
     io::{Read as _, Write as _},
     net::TcpStream,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -14,14 +14,14 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use nix::{
     mount::{MntFlags, MsFlags, mount, umount2},
-    sys::signal::{Signal, kill},
-    unistd::Pid,
+    sys::signal::Signal,
 };
 
 use crate::{
     broker::{free_port, until_open},
     directory::Directory,
     netns::PATIENCE,
+    process::Process,
 };
 
 /// The server's program, by its Debian package.
@@ -42,7 +42,7 @@ pub struct Setup {
 
 /// A running server; killed when this is dropped.
 pub struct ClickHouse {
-    child: Option<Child>,
+    process: Option<Process>,
     http: u16,
     https: u16,
     disk: Option<PathBuf>,
@@ -62,7 +62,7 @@ impl ClickHouse {
         let data = directory.0.join("data");
         fs::create_dir_all(&data)?;
         let mut server = Self {
-            child: None,
+            process: None,
             http,
             https,
             disk: None,
@@ -125,22 +125,12 @@ impl ClickHouse {
 
     /// Starts it again, with the same data and at the same ports.
     pub fn again(&mut self) -> Result<()> {
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(self.directory.file("log"))?;
-        let child = Command::new(PROGRAM)
-            .arg(format!(
-                "--config-file={}",
-                self.directory.file("config.xml")
-            ))
-            .current_dir(&self.directory.0)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .context("cannot start clickhouse-server")?;
-        self.child = Some(child);
+        let mut command = Command::new(PROGRAM);
+        let config = self.directory.file("config.xml");
+        command
+            .arg(format!("--config-file={config}"))
+            .current_dir(&self.directory.0);
+        self.process = Some(Process::start(command, self.directory.0.join("log"))?);
         until_open(self.http)?;
         let end = Instant::now() + PATIENCE;
         while let Err(error) = self.ask("SELECT 1") {
@@ -152,10 +142,7 @@ impl ClickHouse {
 
     /// Kills it.
     pub fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.process = None;
     }
 
     /// Stops it where it stands: it takes connections and answers nothing.
@@ -169,8 +156,8 @@ impl ClickHouse {
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
-        let child = self.child.as_ref().context("it does not run")?;
-        Ok(kill(Pid::from_raw(child.id() as i32), signal)?)
+        let process = self.process.as_ref().context("it does not run")?;
+        process.signal(signal)
     }
 
     /// The address of its HTTP interface.

@@ -2,6 +2,7 @@
 //! server of ours (`engine.py`) that speaks as much of ClickHouse's interface as twheel uses.
 
 use std::{
+    ffi::OsStr,
     io::{BufRead, BufReader},
     path::PathBuf,
     process::{Child, Command, Stdio},
@@ -12,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use twheel::{
     clickhouse::{Address, Server},
-    fleet::schema::Schema,
+    fleet::schema::{LONGEST, Schema},
 };
 
 use crate::{directory::Directory, running::twheel_bin, skipped};
@@ -20,18 +21,64 @@ use crate::{directory::Directory, running::twheel_bin, skipped};
 /// The directory of the Python environment with `chdb` and the other tools of a fleet's tests, in
 /// the environment.
 pub const TOOLS: &str = "TWHEEL_FLEET_TOOLS";
+/// Python in that directory.
+pub const PYTHON: &str = "bin/python";
 
-/// A program of the tools of a fleet, such as `python`. `None`: they are not installed, which is
-/// reported as a skipped test.
-pub fn tool(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os(TOOLS).map(|tools| PathBuf::from(tools).join("bin").join(program));
-    let found = path.filter(|path| path.exists());
+/// That directory. `None`: the tools are not installed, which is reported as a skipped test.
+pub fn tools() -> Option<PathBuf> {
+    let tools = std::env::var_os(TOOLS).map(PathBuf::from);
+    let found = tools.filter(|tools| tools.join(PYTHON).exists());
     if found.is_none() {
         skipped(format_args!(
             "{TOOLS} names no Python environment with chdb: `cargo xtask test` makes one"
         ));
     }
     found
+}
+
+/// Starts an engine, on the data in a directory, and waits until it listens. It ends when its
+/// standard input is closed. `python`: a command of the tools; `login`: its only user and the password.
+///
+/// # Errors
+///
+/// It does not start.
+pub fn spawn(
+    mut python: Command,
+    data: impl AsRef<OsStr>,
+    login: Option<(&str, &str)>,
+) -> Result<(Child, u16)> {
+    python
+        .args(["-c", include_str!("engine.py")])
+        .arg(data)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    if let Some((user, password)) = login {
+        python.args([user, password]);
+    }
+    let mut child = python.spawn().context("cannot start ClickHouse's engine")?;
+    let mut line = String::new();
+    let stdout = child.stdout.take().context("the engine has no output")?;
+    BufReader::new(stdout).read_line(&mut line)?;
+    let port = line.trim().parse();
+    if port.is_err() {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    Ok((child, port.context("ClickHouse's engine does not start")?))
+}
+
+/// The statements of a script. Each ends with a semicolon and a line's end.
+pub fn statements(script: &str) -> Vec<String> {
+    let script: String = script
+        .lines()
+        .filter(|line| !line.starts_with("--"))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let statements = script.split(";\n").map(str::trim);
+    statements
+        .filter(|it| !it.is_empty())
+        .map(str::to_owned)
+        .collect()
 }
 
 /// A running engine; it ends, and its data are removed, when this is dropped.
@@ -57,33 +104,17 @@ impl Engine {
     ///
     /// It does not start.
     pub fn with_login(login: Option<(&str, &str)>) -> Result<Option<Self>> {
-        let Some(python) = tool("python") else {
+        let Some(tools) = tools() else {
             return Ok(None);
         };
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let data = Directory::new(&format!("engine-{number}"))?;
-        let mut command = Command::new(python);
-        command
-            .args(["-c", include_str!("engine.py")])
-            .arg(data.file("data"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        if let Some((user, password)) = login {
-            command.args([user, password]);
-        }
-        let mut child = command.spawn().context("cannot start the engine")?;
-        let mut line = String::new();
-        let stdout = child.stdout.take().context("the engine has no output")?;
-        BufReader::new(stdout).read_line(&mut line)?;
-        let port = line.trim().parse();
-        if port.is_err() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        let python = Command::new(tools.join(PYTHON));
+        let (child, port) = spawn(python, data.file("data"), login)?;
         Ok(Some(Self {
             child,
-            port: port.context("the engine did not start")?,
+            port,
             _data: data,
         }))
     }
@@ -98,10 +129,8 @@ impl Engine {
             return Ok(None);
         };
         let schema = Schema {
-            database: "twheel".to_owned(),
-            keep: Some(3_650),
-            cluster: None,
-            topic: None,
+            keep: Some(LONGEST),
+            ..Schema::new("twheel")
         };
         for statement in schema.statements() {
             engine.query(&statement)?;
@@ -133,14 +162,8 @@ impl Engine {
     ///
     /// The engine refuses it.
     pub fn query(&self, sql: &str) -> Result<Vec<Value>> {
-        let mut rows = Vec::new();
-        let mut take = |row| {
-            rows.push(row);
-            Ok(())
-        };
-        let asked = self.server("default")?.rows(sql, &[], &mut take);
-        asked.with_context(|| format!("in {sql}"))?;
-        Ok(rows)
+        let asked = self.server("default")?.all(sql, &[]);
+        asked.with_context(|| format!("in {sql}"))
     }
 
     /// The only value of a statement's answer.

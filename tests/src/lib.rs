@@ -7,13 +7,16 @@
 //! |---|---|
 //! | What is a host of a lab, and how are hosts joined? | [`netns`], [`pair`], [`gateway`] |
 //! | What does a running twheel print, and how does it end? | [`running`], [`schema`], [`directory`] |
+//! | What does another program print, and how does it end? | [`process`] |
 //! | What answers a fleet's queries? | [`engine`] |
 //! | Who sends events, and where do they go? | [`sending`], [`broker`], [`clickhouse_server`] |
+//! | How are a broker and its store started? | `tansu` |
 //! | What is attached to an interface? | [`tc`], [`attached`], [`others`] |
 //! | What do the units of systemd allow? | [`unit`] |
 //! | Which kinds of interface are there? | [`devices`], `relay` |
 //! | What is sent, and through what? | [`wire`], [`forge`], [`path`], [`recorded`] |
 //! | What is a fleet, and what receives its events? | [`fleet`] |
+//! | How does Ctrl-C end a lab? | [`signals`] |
 //! | What does the kernel report? | [`ctnetlink`], [`tcp_info`], [`tracefs`] |
 //! | What do the programs do, without an interface or a clock? | [`plane`], [`order`], [`lru`] |
 
@@ -36,11 +39,14 @@ pub mod others;
 pub mod pair;
 pub mod path;
 pub mod plane;
+pub mod process;
 pub mod recorded;
 mod relay;
 pub mod running;
 pub mod schema;
 pub mod sending;
+pub mod signals;
+mod tansu;
 pub mod tc;
 pub mod tcp_info;
 pub mod tracefs;

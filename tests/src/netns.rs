@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
-    thread,
+    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -156,6 +156,18 @@ impl Namespace {
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
+    }
+
+    /// Starts a thread inside the namespace.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        inside: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<JoinHandle<Result<T>>> {
+        let file = self.file.try_clone().context("cannot copy a descriptor")?;
+        Ok(thread::spawn(move || {
+            setns(&file, CloneFlags::CLONE_NEWNET).context("cannot enter")?;
+            inside()
+        }))
     }
 
     /// Loads rules for its packet filter, in nft's language.

@@ -2,10 +2,9 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
     ops::Range,
     os::unix::fs::symlink,
-    process::{Child, Command, Stdio},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -17,6 +16,7 @@ use crate::{
     directory::Directory,
     netns::{Namespace, PATIENCE},
     pair::{Pair, SERVER},
+    process::Process,
     running::{Twheel, twheel_bin},
 };
 
@@ -117,20 +117,12 @@ impl Sending {
     /// one. It is outside of the host's network namespace.
     pub fn exporter(&self, name: &str, args: &[&str]) -> Result<Exporter> {
         let mut command = Command::new(twheel_bin()?);
-        let said = self.history.file(&format!("{name}.said"));
+        let said = self.history.0.join(format!("{name}.said"));
         let state = self.history.file(name);
         command.arg("export").args(args);
         let history = self.history.file("outside");
         command.args(["--iface", SERVER, "--history", &history, "--state", &state]);
-        let file = File::options().create(true).append(true).open(&said)?;
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(file);
-        Ok(Exporter {
-            child: command.spawn().context("cannot start an exporter")?,
-            said,
-        })
+        Ok(Exporter(Process::start(command, said)?))
     }
 }
 
@@ -148,64 +140,35 @@ pub fn outside(history: &Directory, host: &Namespace) -> Result<String> {
 }
 
 /// An exporter that runs; killed when this is dropped.
-pub struct Exporter {
-    child: Child,
-    said: String,
-}
+pub struct Exporter(Process);
 
 impl Exporter {
-    /// Its process.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     /// What it has said so far, and those before it with the same name.
-    pub fn said(&self) -> Result<String> {
-        Ok(std::fs::read_to_string(&self.said)?)
+    pub fn said(&self) -> String {
+        self.0.log()
     }
 
     /// Waits until it has said this, and returns all that it has said.
     pub fn says(&mut self, what: &str) -> Result<String> {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            let said = self.said()?;
-            if said.contains(what) {
-                return Ok(said);
-            }
-            if let Some(status) = self.child.try_wait()? {
-                anyhow::bail!("it has ended ({status}) and said: {said}");
-            }
-            ensure!(Instant::now() < end, "no {what:?} in: {said}");
-            thread::sleep(Duration::from_millis(50));
-        }
+        self.0.await_text(what)
     }
 
     /// Kills it.
     pub fn kill(mut self) -> Result<()> {
-        self.child.kill()?;
-        self.child.wait()?;
-        Ok(())
+        self.0.kill()
     }
 
     /// Waits until it ends by itself, and returns its exit code.
     pub fn code(mut self) -> Result<Option<i32>> {
-        let status = crate::running::wait_within(&mut self.child, 2 * PATIENCE)?;
-        Ok(status.context("it does not end")?.code())
+        Ok(self.0.ended(2 * PATIENCE)?.code())
     }
 
     /// The memory that it has touched and not given back, in bytes.
     pub fn memory(&self) -> Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.pid()))?;
         let line = status.lines().find_map(|it| it.strip_prefix("VmRSS:"));
         let kib = line.context("no VmRSS")?.trim().trim_end_matches(" kB");
         Ok(1024 * kib.parse::<u64>()?)
-    }
-}
-
-impl Drop for Exporter {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

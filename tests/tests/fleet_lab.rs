@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    process::Stdio,
     sync::atomic::Ordering::Relaxed,
     thread,
     time::{Duration, Instant},
@@ -15,13 +14,13 @@ use twheel_tests::{
     directory::Directory,
     fleet::{
         carry::Carrier,
-        hosts::{Host, Network, Process},
+        hosts::{Host, Network},
         running::{Route, Sum, Sums, TOPIC, ends},
-        servers::{Broker, Client, Database, Keep, tools},
+        servers::{Broker, Client, Database, Keep, STORE, tools},
         traffic::{Load, Traffic},
     },
     netns::require_root,
-    running::twheel_bin,
+    process::Process,
 };
 
 /// The longest time until what is in the histories is in ClickHouse.
@@ -48,17 +47,8 @@ fn export(hosts: &[Host], number: usize) -> Result<Process> {
 }
 
 /// The lines of a command of `twheel fleet`.
-fn asked(network: &Network, args: &[&str]) -> Result<Vec<Value>> {
-    let output = network
-        .on_hub(twheel_bin()?)?
-        .arg("fleet")
-        .args(args)
-        .arg("--json")
-        .env("TWHEEL_CLICKHOUSE_URL", Database::url())
-        .stdin(Stdio::null())
-        .output()?;
-    ensure!(output.status.success(), "{output:?}");
-    let text = String::from_utf8(output.stdout)?;
+fn asked(client: &Client, args: &[&str]) -> Result<Vec<Value>> {
+    let text = client.twheel(&[args, &["--json"]].concat())?;
     text.lines()
         .map(|it| Ok(serde_json::from_str(it)?))
         .collect()
@@ -89,9 +79,9 @@ fn await_exporters(client: &Client, hosts: &[Host]) -> Result<()> {
 }
 
 /// The ends of each instance, as `twheel fleet expired` prints them; none of them twice.
-fn expired(network: &Network) -> Result<Sums> {
+fn expired(client: &Client) -> Result<Sums> {
     let (mut sums, mut seen) = (Sums::new(), BTreeSet::new());
-    for event in asked(network, &["expired", "--since", "1h"])? {
+    for event in asked(client, &["expired", "--since", "1h"])? {
         let text = |key: &str| event[key].as_str().context("no text").map(str::to_owned);
         let (key, seq) = ((text("host")?, text("instance")?), event["seq"].as_u64());
         let seq = seq.context("no seq")?;
@@ -104,29 +94,29 @@ fn expired(network: &Network) -> Result<Sums> {
 }
 
 /// Checks that every command says what the histories say.
-fn check(network: &Network, wanted: &Sums) -> Result<()> {
-    assert_eq!(&expired(network)?, wanted, "expired");
+fn check(client: &Client, hosts: &[Host], wanted: &Sums) -> Result<()> {
+    assert_eq!(&expired(client)?, wanted, "expired");
     let all: u64 = wanted.values().map(|it| it.count).sum();
     let sum = |lines: &[Value], key: &str| -> u64 {
         lines.iter().filter_map(|line| line[key].as_u64()).sum()
     };
-    let reasons = asked(network, &["reasons"])?;
+    let reasons = asked(client, &["reasons"])?;
     assert_eq!(sum(&reasons, "flows"), all, "reasons: {reasons:?}");
     // The hosts' histories say the same of the service that leaks.
     let mut leaks = Sum::default();
-    for host in &network.hosts {
+    for host in hosts {
         let filter = "dport == 8443 and reason == idle and state == established";
         leaks.count += host
             .lines(&["expired", filter, "--json", "--events", "end"])?
             .len() as u64;
     }
-    let of_service = asked(network, &["leaks", "dport == 8443"])?;
+    let of_service = asked(client, &["leaks", "dport == 8443"])?;
     assert_eq!(sum(&of_service, "idle"), leaks.count, "{of_service:?}");
     assert!(leaks.count > 0);
-    let hosts = asked(network, &["hosts"])?;
-    assert_eq!(hosts.len(), network.hosts.len(), "{hosts:?}");
-    assert_eq!(sum(&hosts, "lost"), 0, "{hosts:?}");
-    assert_eq!(sum(&hosts, "not_sent"), 0, "{hosts:?}");
+    let told = asked(client, &["hosts"])?;
+    assert_eq!(told.len(), hosts.len(), "{told:?}");
+    assert_eq!(sum(&told, "lost"), 0, "{told:?}");
+    assert_eq!(sum(&told, "not_sent"), 0, "{told:?}");
     Ok(())
 }
 
@@ -139,15 +129,10 @@ fn whoever_is_killed_and_whatever_comes_twice_the_sums_are_those_of_the_historie
     let directory = Directory::new("fleet-lab")?;
     let network = Network::new(4, &directory.0, &|| Ok(()))?;
     let log = directory.0.join("broker.log");
-    let mut broker = Broker::start(&network, &tools, log, Keep::Store)?;
+    let mut broker = Broker::start(&network, &tools, log, Keep::Store(STORE))?;
     let mut database = Database::start(&network, &tools, directory.0.join("tables"))?;
     let client = Client::new(&network);
-    client.set_up(&[
-        "--kafka-brokers",
-        &Broker::address(),
-        "--kafka-topic",
-        TOPIC,
-    ])?;
+    client.set_up_with_topic()?;
     let carrier = Carrier::start(&network, TOPIC)?;
     let mut runs = Vec::new();
     for host in &network.hosts {
@@ -188,7 +173,7 @@ fn whoever_is_killed_and_whatever_comes_twice_the_sums_are_those_of_the_historie
     assert_eq!(wanted.len(), network.hosts.len());
     assert!(wanted.values().all(|it| it.count > 100), "{wanted:?}");
     client.await_ends(&wanted, ARRIVE)?;
-    check(&network, &wanted)?;
+    check(&client, &network.hosts, &wanted)?;
 
     // All that the histories have is sent again, by both ways.
     let before = carrier.carried.load(Relaxed);
@@ -205,7 +190,7 @@ fn whoever_is_killed_and_whatever_comes_twice_the_sums_are_those_of_the_historie
         thread::sleep(Duration::from_millis(100));
     }
     client.await_ends(&wanted, ARRIVE)?;
-    check(&network, &wanted)?;
+    check(&client, &network.hosts, &wanted)?;
     carrier.stop()?;
     exporters.iter_mut().try_for_each(Process::kill)?;
     database.stop()

@@ -191,7 +191,21 @@ impl Server {
         self.rows_within(ANSWER, (sql, parameters), each)
     }
 
-    /// The same, with the time that the server has to answer, or to send another part of its answer.
+    /// All rows of a query's answer.
+    ///
+    /// # Errors
+    ///
+    /// As for [`rows`](Self::rows).
+    pub fn all<T: DeserializeOwned>(&self, sql: &str, parameters: &[Value]) -> Result<Vec<T>> {
+        let mut all = Vec::new();
+        self.rows(sql, parameters, &mut |row| {
+            all.push(row);
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    /// As [`rows`](Self::rows), with the time for an answer, or for another part of one.
     fn rows_within<T: DeserializeOwned>(
         &self,
         within: Duration,
@@ -344,17 +358,11 @@ fn check(url: &str) -> Result<()> {
     if !matches!(uri.scheme_str(), Some("http" | "https")) || authority.host().is_empty() {
         return wrong(example);
     }
-    // (A port that is too large is none for this parser.)
-    let is_ipv6 = authority.host().starts_with('[');
-    let has_port = authority.as_str().matches(':').count()
-        > if is_ipv6 {
-            authority.host().matches(':').count()
-        } else {
-            0
-        };
     if authority.as_str().contains('@') {
         return wrong("give the user with --user, and the password with --password-file");
     }
+    // What follows the host. (A port that is too large is none for this parser.)
+    let has_port = authority.as_str() != authority.host();
     if has_port && authority.port_u16().is_none_or(|port| port == 0) {
         return wrong("its port is not one from 1 to 65535");
     }
@@ -470,6 +478,15 @@ fn why(error: &Error) -> String {
 mod tests {
     use super::*;
 
+    fn server(url: &str) -> Server {
+        let address = Address {
+            url: url.to_owned(),
+            database: "twheel".to_owned(),
+            ..Address::default()
+        };
+        Server::new(address).unwrap()
+    }
+
     #[test]
     fn an_address_is_a_url_of_a_server() {
         for url in ["http://localhost:8123", "https://[::1]:8443/", "http://a/b"] {
@@ -516,12 +533,7 @@ mod tests {
 
     #[test]
     fn a_refusal_says_what_to_do() {
-        let address = Address {
-            url: "http://localhost:8123".to_owned(),
-            database: "t".to_owned(),
-            ..Address::default()
-        };
-        let server = Server::new(address).unwrap();
+        let server = server("http://localhost:8123");
         for (said, wanted) in [
             ("Code: 252. DB::Exception: Too many parts", "whose log says"),
             ("404 Not Found", "check that --url"),
@@ -576,14 +588,8 @@ mod tests {
     #[test]
     fn no_server_is_a_sentence() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
+        let server = server(&format!("http://{}", listener.local_addr().unwrap()));
         drop(listener);
-        let address = Address {
-            url,
-            database: "twheel".to_owned(),
-            ..Address::default()
-        };
-        let server = Server::new(address).unwrap();
         let fault = server.check_version(1).unwrap_err();
         assert_eq!(fault.refusal, Refusal::Unreachable, "{fault}");
         assert!(fault.to_string().contains("Connection refused"), "{fault}");

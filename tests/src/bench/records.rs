@@ -18,7 +18,7 @@ use twheel::{
     stepper::pin_to,
 };
 use twheel_tests::{
-    broker::{Broker, Keep},
+    broker::Broker,
     clickhouse_server::{ClickHouse, Setup},
     directory::Directory,
     netns::Namespace,
@@ -51,10 +51,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
     let history = Directory::new("bench-records")?;
     let host = Namespace::new("bench")?;
     // Before this thread, and with it all that it starts, is kept on one CPU.
-    let (broker, server) = (
-        Broker::start(Keep::Memory)?,
-        ClickHouse::start(&Setup::default())?,
-    );
+    let (broker, server) = (Broker::start()?, ClickHouse::start(&Setup::default())?);
     let events = fill(&host, &history)?;
     let json = measure(&events, |past, to| {
         if let Some(past) = past {
@@ -101,8 +98,8 @@ pub fn bench(report: &mut Report) -> Result<()> {
     let seconds = export(&host, &history)?;
     let rate = f64::from(EVENTS * TIMES) / seconds.median;
     report.say(&format!(
-        "\n`twheel export json --once` of such a history, of {} ends, to a file in memory, reading and checksums included: {:.0} events a \
-         second of CPU time.",
+        "\n`twheel export json --once` of such a history, of {} ends, to a file in memory, reading and checksums included:\n\
+         {:.0} events a second of CPU time.",
         EVENTS * TIMES,
         rate
     ));

@@ -120,7 +120,8 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
          and a store; `lru` is the\nusual tracker: parser, lookup in an LRU hash, a store; `touch` is what \
          production does, by jiffies. Absent: a RST of\nno flow; its floor is the parser and a lookup. \
          The tables are made for as many flows as are in them (at least {SMALLEST_TABLE}; \
-         those of\nthe kernel's hash for a quarter more, which has twice the buckets, and an LRU hash pushes out live flows when it is full:\n\
+         those of\nthe kernel's hash for a quarter more, which has twice the buckets, and an LRU hash \
+         pushes out live flows when it is full:\n\
          it was checked that it lost none) and aged: one flow in 16 at random makes room for a new one, 48 times over.\n\
          Ratios are of whole programs: the median of the ratios of each round (least–most). At home: flows \
          that stand where their hash says,\nand not a little behind.\n"
@@ -302,8 +303,8 @@ fn parts(all: &[(u32, Measured)], report: &mut Report) {
         })
         .collect();
     report.say(&format!(
-        "One miss alone, by a walk of userspace over as many lines as the table has records: {}. (Packets that \
-         follow\none another overlap theirs, where what is read of one does not say where the next begins.)",
+        "One miss alone, by a walk of userspace over as many lines as the table has records:\n{}. (Packets that \
+         follow one another overlap theirs, where what\nis read of one does not say where the next begins.)",
         figures.join(", ")
     ));
 }

@@ -7,7 +7,7 @@ use std::{
     fs,
     io::Write as _,
     path::PathBuf,
-    process::{ExitCode, Stdio},
+    process::ExitCode,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -18,16 +18,16 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use tokio::signal::unix::{SignalKind, signal};
 use twheel_tests::{
     fleet::{
         carry::Carrier,
-        hosts::{Network, Process},
+        hosts::Network,
         running::{Route, Sums, TOPIC, ends},
         servers::{Broker, Client, Database, Keep, tools},
         traffic::{Load, SERVICES, Traffic},
     },
-    running::twheel_bin,
+    process::Process,
+    signals::{self, Interrupted},
 };
 
 /// Longer than the longest timeout of the lab's flows, and a tick.
@@ -36,8 +36,6 @@ const SETTLE: Duration = Duration::from_secs(6);
 const ARRIVE: Duration = Duration::from_secs(120);
 /// How often the lab says how far it is.
 const PROGRESS: Duration = Duration::from_secs(5);
-/// The exit code that shells report for a program ended by Ctrl-C.
-const INTERRUPTED: u8 = 130;
 /// What is asked of the fleet.
 const QUESTIONS: [&[&str]; 6] = [
     &["hosts"],
@@ -70,18 +68,6 @@ struct Options {
     rate: u32,
 }
 
-/// Ctrl-C.
-#[derive(Debug)]
-struct Interrupted;
-
-impl std::fmt::Display for Interrupted {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("interrupted")
-    }
-}
-
-impl std::error::Error for Interrupted {}
-
 /// The lab's output: standard output, and the page.
 struct Lab {
     options: Options,
@@ -97,10 +83,7 @@ impl Lab {
     }
 
     fn go_on(&self) -> Result<()> {
-        match self.interrupted.load(Relaxed) {
-            true => Err(Interrupted.into()),
-            false => Ok(()),
-        }
+        signals::check(&self.interrupted)
     }
 
     /// Waits, unless it is interrupted.
@@ -128,12 +111,7 @@ impl Lab {
         ));
         let database = Database::start(&network, &tools, self.directory.join("tables"))?;
         let client = Client::new(&network);
-        client.set_up(&[
-            "--kafka-brokers",
-            &Broker::address(),
-            "--kafka-topic",
-            TOPIC,
-        ])?;
+        client.set_up_with_topic()?;
         self.say(&format!(
             "On the hub: ClickHouse's engine ({}), with the tables of `twheel fleet schema`.",
             Database::url()
@@ -165,7 +143,7 @@ impl Lab {
         }
         let wanted = ends(&network.hosts)?;
         let arrived = client.await_ends(&wanted, ARRIVE);
-        self.report(&network, opened)?;
+        self.report(&client, opened)?;
         self.compare(&wanted, &client)?;
         arrived?;
         for exporter in &mut exporters {
@@ -210,7 +188,7 @@ impl Lab {
     }
 
     /// Asks the fleet, and shows what it answers.
-    fn report(&mut self, network: &Network, opened: u64) -> Result<()> {
+    fn report(&mut self, client: &Client, opened: u64) -> Result<()> {
         let Options {
             hosts,
             seconds,
@@ -223,24 +201,12 @@ impl Lab {
         );
         for question in QUESTIONS {
             self.go_on()?;
-            let output = network
-                .on_hub(twheel_bin()?)?
-                .arg("fleet")
-                .args(question)
-                .env("TWHEEL_CLICKHOUSE_URL", Database::url())
-                .stdin(Stdio::null())
-                .output()?;
+            let text = client.twheel(question)?;
             let shown = question.iter().map(|word| match word.contains(' ') {
                 true => format!("'{word}'"),
                 false => (*word).to_owned(),
             });
             let shown = shown.collect::<Vec<_>>().join(" ");
-            ensure!(
-                output.status.success(),
-                "`twheel fleet {shown}` failed: {}",
-                String::from_utf8_lossy(&output.stderr).trim()
-            );
-            let text = String::from_utf8(output.stdout)?;
             ensure!(
                 text.lines().count() > 1,
                 "`twheel fleet {shown}` shows nothing"
@@ -301,34 +267,6 @@ fn route(number: usize) -> Route {
     }
 }
 
-/// Returns a flag that is set when a signal asks this program to end, from now on.
-fn on_signal() -> Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let raised = flag.clone();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start tokio")?;
-    let guard = runtime.enter();
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    drop(guard);
-    thread::spawn(move || {
-        runtime.block_on(async {
-            loop {
-                tokio::select! {
-                    _ = interrupt.recv() => {}
-                    _ = terminate.recv() => {}
-                    _ = hangup.recv() => {}
-                }
-                raised.store(true, Relaxed);
-            }
-        })
-    });
-    Ok(flag)
-}
-
 fn lab(options: Options) -> Result<()> {
     ensure!(
         nix::unistd::geteuid().is_root(),
@@ -344,7 +282,7 @@ fn lab(options: Options) -> Result<()> {
         options,
         page: String::new(),
         directory: directory.clone(),
-        interrupted: on_signal()?,
+        interrupted: signals::on_signal()?,
     };
     let ended = lab.run();
     // Of a run that has failed, the logs tell why.
@@ -370,10 +308,7 @@ fn lab(options: Options) -> Result<()> {
 fn main() -> ExitCode {
     match lab(Options::parse()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.is::<Interrupted>() => {
-            eprintln!("Interrupted. Nothing is left behind.");
-            ExitCode::from(INTERRUPTED)
-        }
+        Err(error) if error.is::<Interrupted>() => Interrupted::exit(),
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE

@@ -13,25 +13,22 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
-use tokio::signal::unix::{SignalKind, signal};
+use anyhow::{Result, bail, ensure};
 use twheel::timeouts::Timeouts;
 use twheel_common::state::State;
 use twheel_tests::{
     pair::{Busy, Connection, Family, Pair, SERVER},
     running::Twheel,
+    signals::{self, Interrupted},
 };
 
 /// Connections of each kind of behaviour.
 const EACH: usize = 5;
 /// How long after its timeout an expiry may be shown.
 const GRACE: Duration = Duration::from_secs(2);
-/// The exit code that shells report for a program ended by Ctrl-C.
-const INTERRUPTED: u8 = 130;
 
 /// How a connection behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,18 +143,6 @@ struct Lab {
     silent: bool,
 }
 
-/// Ctrl-C.
-#[derive(Debug)]
-struct Interrupted;
-
-impl std::fmt::Display for Interrupted {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("interrupted")
-    }
-}
-
-impl std::error::Error for Interrupted {}
-
 impl Lab {
     /// Prints text for people.
     fn say(&self, text: &str) {
@@ -170,10 +155,7 @@ impl Lab {
     }
 
     fn check_interrupt(&self) -> Result<()> {
-        if self.interrupted.load(Ordering::Relaxed) {
-            return Err(Interrupted.into());
-        }
-        Ok(())
+        signals::check(&self.interrupted)
     }
 
     fn track(&mut self, name: SocketAddr, habit: Habit) {
@@ -417,39 +399,11 @@ impl Lab {
     }
 }
 
-/// Returns a flag that is set when a signal asks this program to end, from now on.
-fn on_signal() -> Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let raised = flag.clone();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start tokio")?;
-    let guard = runtime.enter();
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    drop(guard);
-    thread::spawn(move || {
-        runtime.block_on(async {
-            loop {
-                tokio::select! {
-                    _ = interrupt.recv() => {}
-                    _ = terminate.recv() => {}
-                    _ = hangup.recv() => {}
-                }
-                raised.store(true, Ordering::Relaxed);
-            }
-        })
-    });
-    Ok(flag)
-}
-
 fn lab() -> Result<bool> {
     if !nix::unistd::geteuid().is_root() {
         bail!("the lab makes network namespaces and loads BPF programs: run it as root");
     }
-    let interrupted = on_signal()?;
+    let interrupted = signals::on_signal()?;
     Lab {
         options: Options::new(std::env::args().skip(1).collect()),
         interrupted,
@@ -466,10 +420,7 @@ fn main() -> ExitCode {
     match lab() {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(error) if error.is::<Interrupted>() => {
-            eprintln!("Interrupted. Nothing is left behind.");
-            ExitCode::from(INTERRUPTED)
-        }
+        Err(error) if error.is::<Interrupted>() => Interrupted::exit(),
         Err(error) => {
             eprintln!("twheel-lab: {error:#}");
             ExitCode::FAILURE

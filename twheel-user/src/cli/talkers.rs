@@ -1,6 +1,11 @@
 //! `twheel talkers`
 
-use std::{cmp::Reverse, collections::HashMap, io::Write, net::IpAddr};
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    io::{self, Write},
+    net::IpAddr,
+};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum, builder::PossibleValuesParser};
@@ -12,7 +17,6 @@ use super::{
 };
 use crate::{
     filter::{STATES, Subject},
-    identity::Identity,
     model::Tracked,
     output::json,
     owner::{Owner, Owners},
@@ -102,15 +106,17 @@ struct Sum {
     bytes: u64,
 }
 
+/// A talker, for people and as JSON.
 #[derive(Serialize)]
-struct TalkerLine {
-    talker: String,
-    flows: u64,
-    share: f64,
+pub(super) struct TalkerLine {
+    pub(super) talker: String,
+    pub(super) flows: u64,
+    /// Of all flows.
+    pub(super) share: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    packets: Option<u64>,
+    pub(super) packets: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    bytes: Option<u64>,
+    pub(super) bytes: Option<u64>,
 }
 
 impl Talkers {
@@ -150,22 +156,7 @@ impl Talkers {
         let counted = reader.table().has_accounts();
         while_read(|out| {
             if !self.json {
-                write!(
-                    out,
-                    "{:<39} {:>10} {:>7}",
-                    self.by.heading(),
-                    "FLOWS",
-                    "SHARE"
-                )?;
-                writeln!(
-                    out,
-                    "{}",
-                    if counted {
-                        "      PACKETS            BYTES"
-                    } else {
-                        ""
-                    }
-                )?;
+                write_headings(self.by.heading(), counted, out)?;
             }
             for (talker, share) in talkers {
                 let line = TalkerLine {
@@ -175,7 +166,10 @@ impl Talkers {
                     packets: counted.then_some(share.packets),
                     bytes: counted.then_some(share.bytes),
                 };
-                line.write(self.json.then(|| reader.identity()), out)?;
+                match self.json {
+                    true => json::write_found("talker", reader.identity(), line, out)?,
+                    false => line.write(out)?,
+                }
             }
             if !self.json && others > 0 {
                 writeln!(out, "and {others} more, of {all} flows in total")?;
@@ -197,12 +191,18 @@ impl By {
     }
 }
 
+/// Writes the headings of talkers. `by`: that of their names; `counted`: packets and bytes are.
+pub(super) fn write_headings(by: &str, counted: bool, out: &mut dyn Write) -> io::Result<()> {
+    let counts = match counted {
+        true => "      PACKETS            BYTES",
+        false => "",
+    };
+    writeln!(out, "{by:<39} {:>10} {:>7}{counts}", "FLOWS", "SHARE")
+}
+
 impl TalkerLine {
-    /// `json`: as JSON, of this instance.
-    fn write(&self, json: Option<&Identity>, out: &mut dyn Write) -> Result<()> {
-        if let Some(identity) = json {
-            return Ok(json::write_found("talker", identity, self, out)?);
-        }
+    /// Writes it for people.
+    pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         write!(
             out,
             "{:<39} {:>10} {:>6.1}%",
@@ -214,6 +214,6 @@ impl TalkerLine {
         if let (Some(packets), Some(bytes)) = (self.packets, self.bytes) {
             write!(out, " {packets:>12} {bytes:>16}")?;
         }
-        Ok(writeln!(out)?)
+        writeln!(out)
     }
 }

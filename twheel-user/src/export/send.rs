@@ -158,8 +158,9 @@ impl Said {
         loop {
             let at = reader.position();
             let past = reader.next()?;
+            let now = Instant::now();
             self.tell(&mut reader, past.as_ref());
-            self.alive(&reader, format, &mut buffer)?;
+            self.alive(&reader, now, format, &mut buffer)?;
             if let Some(past) = &past {
                 format.event(past, &mut buffer)?;
             }
@@ -176,8 +177,8 @@ impl Said {
                 self.backlog.wrote(next);
                 buffer.clear();
             }
-            if saved.elapsed() >= KEEP || is_end {
-                saved = Instant::now();
+            if now.duration_since(saved) >= KEEP || is_end {
+                saved = now;
                 match sink.arrived() {
                     Ok(position) => {
                         self.backlog.arrived(position);
@@ -211,6 +212,7 @@ impl Said {
     fn alive(
         &mut self,
         reader: &HistoryReader,
+        now: Instant,
         format: &mut dyn Format,
         to: &mut Vec<u8>,
     ) -> io::Result<()> {
@@ -220,7 +222,7 @@ impl Said {
                 true => KEEP,
                 false => ALIVE,
             };
-            if at.elapsed() < wait {
+            if now.duration_since(at) < wait {
                 return Ok(());
             }
         }
@@ -228,7 +230,7 @@ impl Said {
         let Some(identity) = reader.identity() else {
             return Ok(());
         };
-        self.alive = Some(Instant::now());
+        self.alive = Some(now);
         let behind = self.backlog.behind(SystemTime::now());
         let mut sums = self.backlog.losses.take_grown();
         if sums.iter().all(|(it, _)| it.instance != identity.instance) {

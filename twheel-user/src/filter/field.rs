@@ -68,7 +68,8 @@ pub const STATES: [&str; 13] = [
     "udp_stream",
     "icmp",
 ];
-const REASONS: &[&str] = &[
+/// Names of reasons for an end.
+pub const REASONS: [&str; 7] = [
     "idle",
     "closed",
     "reset",
@@ -119,7 +120,7 @@ fields! {
     /// CPU whose wheel holds the flow
     Cpu = "cpu": COUNT,
     /// why the flow ended
-    Reason = "reason": Type::Name(REASONS),
+    Reason = "reason": Type::Name(&REASONS),
     /// time since the flow ended
     Ended = "ended": Type::Duration,
     /// packets of both sides together

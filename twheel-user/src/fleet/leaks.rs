@@ -19,11 +19,11 @@ use crate::{
 };
 
 /// What leaks are counted by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum By {
-    /// Protocol and port of the responder.
+    /// Protocol and port of the responder
     Service,
-    /// Name of the host that reported them.
+    /// Host that reported the flows
     Host,
 }
 

@@ -4,7 +4,6 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use super::schema::VERSION;
 use crate::{
@@ -128,14 +127,5 @@ pub fn check(server: &Server) -> Result<()> {
 
 /// All rows of an answer.
 pub(super) fn ask<T: DeserializeOwned>(server: &Server, sql: &Sql) -> Result<Vec<T>> {
-    ask_with(server, &sql.text, sql.parameters.values())
-}
-
-fn ask_with<T: DeserializeOwned>(server: &Server, sql: &str, values: &[Value]) -> Result<Vec<T>> {
-    let mut rows = Vec::new();
-    server.rows(sql, values, &mut |row| {
-        rows.push(row);
-        Ok(())
-    })?;
-    Ok(rows)
+    server.all(&sql.text, sql.parameters.values())
 }

@@ -213,6 +213,16 @@ fn queue_views() -> Vec<View> {
 }
 
 impl Schema {
+    /// That of one server, behind no topic.
+    pub fn new(database: &str) -> Self {
+        Self {
+            database: database.to_owned(),
+            keep: None,
+            cluster: None,
+            topic: None,
+        }
+    }
+
     /// The script.
     pub fn script(&self) -> String {
         let keep = match self.keep {
@@ -480,15 +490,6 @@ mod tests {
 
     use super::*;
 
-    fn schema() -> Schema {
-        Schema {
-            database: "twheel".to_owned(),
-            keep: None,
-            cluster: None,
-            topic: None,
-        }
-    }
-
     #[test]
     fn each_field_of_an_event_has_a_column_and_no_column_is_without_a_field() {
         let lines: Value =
@@ -511,14 +512,13 @@ mod tests {
     #[test]
     fn names_and_texts_are_quoted() {
         let schema = Schema {
-            database: "a`b".to_owned(),
             cluster: Some("c`d".to_owned()),
             topic: Some(Topic {
                 brokers: "h:9092".to_owned(),
                 name: "it's".to_owned(),
                 group: "back\\slash".to_owned(),
             }),
-            ..schema()
+            ..Schema::new("a`b")
         };
         let script = schema.script();
         for quoted in [
@@ -538,7 +538,7 @@ mod tests {
     fn in_a_cluster_each_statement_is_for_the_cluster() {
         let schema = Schema {
             cluster: Some("all".to_owned()),
-            ..schema()
+            ..Schema::new("twheel")
         };
         for statement in schema.statements() {
             let is_query = statement.starts_with("SELECT") || statement.starts_with("INSERT");

@@ -12,21 +12,21 @@ use crate::{
 };
 
 /// What flows are counted by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum By {
-    /// Address of the initiator.
+    /// Address of the initiator
     Src,
-    /// Address of the responder.
+    /// Address of the responder
     Dst,
-    /// Protocol and port of the responder; ICMP has port 0.
+    /// Protocol and port of the responder
     Port,
-    /// Name of the host that reported them.
+    /// Host that reported the flows
     Host,
-    /// Command of the process that has the local socket.
+    /// Command of the process that has the local socket; `-`: unknown
     Command,
-    /// Cgroup of the local socket.
+    /// Cgroup of the local socket; `-`: unknown
     Cgroup,
-    /// Policy rule.
+    /// Policy rule; `-`: none
     Rule,
 }
 

@@ -1,7 +1,7 @@
 //! `twheel fleet leaks`
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde::Serialize;
 
 use super::ask::Asked;
@@ -25,18 +25,10 @@ pub(super) struct Leaks {
     asked: Asked,
     /// What to count by
     #[arg(long, value_enum, default_value = "service")]
-    by: ByName,
+    by: By,
     /// Show at most N lines
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: usize,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ByName {
-    /// Protocol and port of the responder
-    Service,
-    /// Host that reported the flows
-    Host,
 }
 
 #[derive(Serialize)]
@@ -57,12 +49,12 @@ struct LeakLine<'a> {
 }
 
 impl<'a> LeakLine<'a> {
-    fn new(leak: &'a Leak, by: ByName) -> Self {
+    fn new(leak: &'a Leak, by: By) -> Self {
         let (share, share_before) = (leak.now.share(), leak.before.share());
         let name = Some(leak.name.as_str());
         Self {
-            service: name.filter(|_| by == ByName::Service),
-            reporter: name.filter(|_| by == ByName::Host),
+            service: name.filter(|_| by == By::Service),
+            reporter: name.filter(|_| by == By::Host),
             ended: leak.now.ended,
             idle: leak.now.idle,
             share,
@@ -79,11 +71,11 @@ impl<'a> LeakLine<'a> {
 impl Leaks {
     pub(super) fn execute(self) -> Result<()> {
         let (server, question) = self.asked.open()?;
-        let (by, heading) = match self.by {
-            ByName::Service => (By::Service, "SERVICE"),
-            ByName::Host => (By::Host, "HOST"),
+        let heading = match self.by {
+            By::Service => "SERVICE",
+            By::Host => "HOST",
         };
-        let leaks = leaks::leaks(&server, &question, by)?;
+        let leaks = leaks::leaks(&server, &question, self.by)?;
         let is_json = self.asked.place.json;
         while_read(|out| {
             if !is_json {

@@ -1,12 +1,14 @@
 //! `twheel fleet talkers`
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
-use serde::Serialize;
+use clap::Args;
 
 use super::ask::Asked;
 use crate::{
-    cli::select::while_read,
+    cli::{
+        select::while_read,
+        talkers::{TalkerLine, write_headings},
+    },
     fleet::sums::{self, By},
     output::json,
 };
@@ -23,96 +25,47 @@ pub(super) struct Talkers {
     asked: Asked,
     /// What to count by
     #[arg(long, value_enum, default_value = "src")]
-    by: ByName,
+    by: By,
     /// Show at most N lines
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ByName {
-    /// Address of the initiator
-    Src,
-    /// Address of the responder
-    Dst,
-    /// Protocol and port of the responder
-    Port,
-    /// Host that reported the flows
-    Host,
-    /// Command of the process that has the local socket; `-`: unknown
-    Command,
-    /// Cgroup of the local socket; `-`: unknown
-    Cgroup,
-    /// Policy rule; `-`: none
-    Rule,
-}
-
-impl ByName {
-    fn by(self) -> (By, &'static str) {
-        match self {
-            Self::Src => (By::Src, "SRC"),
-            Self::Dst => (By::Dst, "DST"),
-            Self::Port => (By::Port, "DPORT"),
-            Self::Host => (By::Host, "HOST"),
-            Self::Command => (By::Command, "COMMAND"),
-            Self::Cgroup => (By::Cgroup, "CGROUP"),
-            Self::Rule => (By::Rule, "RULE"),
-        }
+fn heading(by: By) -> &'static str {
+    match by {
+        By::Src => "SRC",
+        By::Dst => "DST",
+        By::Port => "DPORT",
+        By::Host => "HOST",
+        By::Command => "COMMAND",
+        By::Cgroup => "CGROUP",
+        By::Rule => "RULE",
     }
-}
-
-#[derive(Serialize)]
-struct TalkerLine<'a> {
-    talker: &'a str,
-    flows: u64,
-    share: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    packets: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    bytes: Option<u64>,
 }
 
 impl Talkers {
     pub(super) fn execute(self) -> Result<()> {
         let (server, question) = self.asked.open()?;
-        let (by, heading) = self.by.by();
-        let talkers = sums::talkers(&server, &question, by, self.limit)?;
+        let talkers = sums::talkers(&server, &question, self.by, self.limit)?;
         let is_counted = talkers.iter().any(|it| it.counted > 0);
         let is_json = self.asked.place.json;
         while_read(|out| {
             if !is_json {
-                write!(out, "{heading:<39} {:>10} {:>7}", "FLOWS", "SHARE")?;
-                let counts = if is_counted {
-                    "      PACKETS            BYTES"
-                } else {
-                    ""
-                };
-                writeln!(out, "{counts}")?;
+                write_headings(heading(self.by), is_counted, out)?;
             }
             for it in &talkers {
                 let is_counted = it.counted > 0;
                 let line = TalkerLine {
-                    talker: &it.talker,
+                    talker: it.talker.clone(),
                     flows: it.flows,
                     share: it.flows as f64 / it.all as f64,
                     packets: is_counted.then_some(it.packets),
                     bytes: is_counted.then_some(it.bytes),
                 };
-                if is_json {
-                    json::write_now("fleet_talker", line, out)?;
-                    continue;
+                match is_json {
+                    true => json::write_now("fleet_talker", line, out)?,
+                    false => line.write(out)?,
                 }
-                write!(
-                    out,
-                    "{:<39} {:>10} {:>6.1}%",
-                    it.talker.escape_debug().to_string(),
-                    line.flows,
-                    100.0 * line.share
-                )?;
-                if is_counted {
-                    write!(out, " {:>12} {:>16}", it.packets, it.bytes)?;
-                }
-                writeln!(out)?;
             }
             if let Some(first) = talkers.first()
                 && !is_json
