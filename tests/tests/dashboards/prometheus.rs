@@ -138,6 +138,30 @@ fn each_alert_is_a_rule_over_metrics_that_are_served() -> Result<()> {
     for metric in metrics {
         ensure!(document.contains(metric), "{metric} is not served");
     }
+    // Two of three TCP connections leak, among many more ends of UDP.
+    let test = format!(
+        "rule_files: [{rules:?}]\n\
+         tests:\n\
+         - interval: 1m\n  \
+         input_series:\n  \
+         - {{series: 'twheel_ended_flows_total{{instance=\"a\",reason=\"idle\",state=\"established\"}}', values: '0+120x120'}}\n  \
+         - {{series: 'twheel_ended_flows_total{{instance=\"a\",reason=\"closed\",state=\"time_wait\"}}', values: '0+60x120'}}\n  \
+         - {{series: 'twheel_ended_flows_total{{instance=\"a\",reason=\"idle\",state=\"udp\"}}', values: '0+18000x120'}}\n  \
+         - {{series: 'twheel_ended_flows_total{{instance=\"b\",reason=\"idle\",state=\"established\"}}', values: '0+120x120'}}\n  \
+         - {{series: 'twheel_ended_flows_total{{instance=\"b\",reason=\"reset\",state=\"close\"}}', values: '0+600x120'}}\n  \
+         promql_expr_test:\n  \
+         - {{expr: 'count by (instance) (ALERTS{{alertname=\"TwheelLeak\",alertstate=\"firing\"}})', eval_time: 90m,\n     \
+         exp_samples: [{{labels: '{{instance=\"a\"}}', value: 1}}]}}\n",
+        rules = rules(),
+    );
+    let directory = Directory::new("rules")?;
+    fs::write(directory.file("test.yml"), test)?;
+    let mut check = Command::new(&promtool);
+    let output = check
+        .args(["test", "rules"])
+        .arg(directory.file("test.yml"))
+        .output()?;
+    ensure!(output.status.success(), "{output:?}");
     Ok(())
 }
 

@@ -246,6 +246,49 @@ fn by_evaluator(pasts: &[Past], filter: &Filter, now: SystemTime) -> Vec<u64> {
     matching.map(|past| past.mark.number).collect()
 }
 
+/// A list may have thousands of values, and a server must not need minutes for it.
+#[test]
+fn lists_of_thousands_of_values_give_the_same_rows_by_sql() -> Result<()> {
+    const VALUES: usize = 5_000;
+    let Some(engine) = Engine::with_schema()? else {
+        return Ok(());
+    };
+    let mut maker = Maker::new(7);
+    let now = SystemTime::now();
+    let pasts: Vec<_> = (0..EVENTS).map(|_| maker.event(now)).collect();
+    let server = engine.server("twheel")?;
+    server.insert("events", pasts.iter().map(line).collect::<String>().into())?;
+    let mut list = |one: &mut dyn FnMut(&mut Random) -> String| {
+        let values: Vec<_> = (0..VALUES).map(|_| one(&mut maker.random)).collect();
+        values.join(", ")
+    };
+    let addresses = list(&mut |it| format!("203.0.{}.{}", it.below(256), it.below(256)));
+    let networks = list(&mut |it| format!("198.18.{}.{}/31", it.below(256), 2 * it.below(128)));
+    let ports = list(&mut |it| format!("{}", 20_000 + it.below(10_000)));
+    let ranges = list(&mut |it| format!("{0}-{0}", 20_000 + it.below(10_000)));
+    let filters = [
+        format!("src in {{{addresses}, {}}}", ADDRESSES[0]),
+        format!("host in {{{networks}, 10.0.0.0/8, ::/0}}"),
+        format!("not dst in {{{networks}, ::/0}}"),
+        format!("dport in {{{ports}, {}}}", PORTS[0]),
+        format!("port in {{{ranges}, {}}}", PORTS[1]),
+    ];
+    for text in &filters {
+        let filter = Filter::parse(text, KNOWN)?;
+        let begun = std::time::Instant::now();
+        let found = by_sql(&server, std::slice::from_ref(&filter), now)?;
+        println!("{:.40}…: {:?}", text, begun.elapsed());
+        let expected = by_evaluator(&pasts, &filter, now);
+        ensure!(found == [expected.clone()], "{text:.100}");
+        ensure!(
+            (1..EVENTS).contains(&expected.len()),
+            "{text:.100}: {}",
+            expected.len()
+        );
+    }
+    Ok(())
+}
+
 #[test]
 fn random_filters_give_the_same_rows_by_sql_as_on_one_host() -> Result<()> {
     let Some(engine) = Engine::with_schema()? else {

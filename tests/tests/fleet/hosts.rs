@@ -218,6 +218,35 @@ fn lost_numbers_are_counted_from_before_the_time_up_to_a_minute_ago() -> Result<
     Ok(())
 }
 
+/// Of an instance that is older than rows are kept, nobody knows where its numbers began.
+#[test]
+fn rows_that_were_removed_for_their_age_are_not_lost() -> Result<()> {
+    let Some(engine) = Engine::with_schema()? else {
+        return Ok(());
+    };
+    engine.query(
+        "ALTER TABLE twheel.seqs_by_minute MODIFY TTL minute + INTERVAL 90 DAY \
+         SETTINGS materialize_ttl_after_modify = 0",
+    )?;
+    let now = SystemTime::now();
+    let ago = |days: u64| now - Duration::from_secs(days * 86_400);
+    let made = |days: u64| format!("eth0@host.{}", micros(ago(days)) / 1_000);
+    let (older, younger) = (made(100), made(80));
+    let mut events = String::new();
+    for instance in [&older, &younger] {
+        for seq in [101, 102, 104] {
+            events += &run_event(["web1", instance], seq, ago(50), Some(ago(1)));
+        }
+    }
+    engine.server("twheel")?.insert("events", events.into())?;
+    for (since, lost) in [("120d", [1, 101]), ("60d", [1, 1])] {
+        let found = found(&engine, since)?;
+        let are = [&older, &younger].map(|it| found[&("web1".to_owned(), it.clone())].0);
+        ensure!(are == lost, "{since}: {are:?}");
+    }
+    Ok(())
+}
+
 /// A host that was started again has an instance that is silent from then on.
 #[test]
 fn an_instance_that_a_newer_one_follows_has_ended() -> Result<()> {

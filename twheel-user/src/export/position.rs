@@ -46,6 +46,8 @@ pub struct Kept {
     pub position: Position,
     /// The last event before it; `None` if it is not known.
     pub last: Option<Last>,
+    /// The file does not have them yet.
+    is_unwritten: bool,
 }
 
 impl Kept {
@@ -84,6 +86,7 @@ impl Kept {
             _lock: lock,
             position,
             last,
+            is_unwritten: false,
         })
     }
 
@@ -91,13 +94,19 @@ impl Kept {
     ///
     /// # Errors
     ///
-    /// It cannot be written.
+    /// It cannot be written. Then it is kept in memory, and the next call tries again.
     pub fn keep(&mut self, position: Position, last: Option<Last>) -> Result<()> {
-        if position == self.position {
+        if position != self.position {
+            (self.position, self.last, self.is_unwritten) = (position, last, true);
+        }
+        if !self.is_unwritten {
             return Ok(());
         }
         let new = beside(&self.path, "new");
-        let stored = Stored { position, last };
+        let stored = Stored {
+            position: self.position,
+            last: self.last.clone(),
+        };
         let write = || -> io::Result<()> {
             let mut file = File::create(&new)?;
             serde_json::to_writer(&mut file, &stored)?;
@@ -105,9 +114,13 @@ impl Kept {
             file.sync_data()?;
             fs::rename(&new, &self.path)
         };
-        write().with_context(|| format!("cannot write {}", self.path.display()))?;
-        self.position = position;
-        self.last = stored.last;
+        write().with_context(|| {
+            format!(
+                "cannot write {}, the position of this export",
+                self.path.display()
+            )
+        })?;
+        self.is_unwritten = false;
         Ok(())
     }
 }

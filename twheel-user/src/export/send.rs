@@ -11,7 +11,11 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::{Alive, Destination, Format, Sink, backlog::Backlog, position::Kept};
+use super::{
+    Alive, Destination, Format, Sink,
+    backlog::Backlog,
+    position::{Kept, Last},
+};
 use crate::{
     history::{HistoryReader, Past, Position},
     identity::Identity,
@@ -56,8 +60,8 @@ impl Export<'_> {
     ///
     /// # Errors
     ///
-    /// The history cannot be read, the position cannot be kept, or the target is a file that cannot
-    /// be opened or a pipe whose reader has closed it.
+    /// The history cannot be read, or the target is a file that cannot be opened or a pipe whose reader
+    /// has closed it. With `once`: the position cannot be kept.
     pub fn run(&self, format: &mut dyn Format, kept: &mut Kept) -> Result<()> {
         let mut said = Said {
             backlog: Backlog::new(kept.last.as_ref()),
@@ -77,7 +81,7 @@ impl Export<'_> {
             let reader = self.reader(kept, &mut said)?;
             match self.to.open(kept.position) {
                 Ok(mut sink) => match said.send(self, (reader, sink.as_mut()), format, kept)? {
-                    Sent::All => return Ok(()),
+                    Sent::All => return kept.keep(kept.position, kept.last.clone()),
                     Sent::Broken(error) if self.to.ends_with(&error, true) => {
                         return Err(error).with_context(|| format!("cannot write {}", self.to));
                     }
@@ -108,7 +112,7 @@ impl Export<'_> {
                  cut off after a failure): sending it from its beginning"
             );
             (said.counted, said.removed) = (Position::default(), 0);
-            kept.keep(Position::default(), None)?;
+            said.keep(kept, Position::default(), None);
         }
         // From now on it counts what is removed.
         if kept.position == Position::default()
@@ -137,8 +141,10 @@ struct Said {
     counted: Position,
     /// What was read and has not arrived, and what is missing.
     backlog: Backlog,
-    /// When the export last told that it is alive.
-    alive: Option<Instant>,
+    /// When the export last told that it is alive, and how far it was behind.
+    alive: Option<(Instant, Duration)>,
+    /// That the position cannot be kept was said.
+    is_unkept: bool,
 }
 
 impl Said {
@@ -182,7 +188,7 @@ impl Said {
                 match sink.arrived() {
                     Ok(position) => {
                         self.backlog.arrived(position);
-                        kept.keep(position, self.backlog.last())?;
+                        self.keep(kept, position, self.backlog.last());
                     }
                     Err(error) => return Ok(Sent::Broken(error)),
                 }
@@ -193,6 +199,9 @@ impl Said {
             if is_end {
                 let is_settled = sink.is_settled();
                 if export.once && is_settled {
+                    if self.has_caught_up() {
+                        continue;
+                    }
                     return Ok(Sent::All);
                 }
                 follow.wait_for(if is_settled { KEEP } else { SETTLE })?;
@@ -207,8 +216,30 @@ impl Said {
         self.backlog.begin();
     }
 
-    /// Lets the format tell that the export is alive, at the start, once a minute, and when events are
-    /// missing.
+    /// Keeps a position. Events go on if the disk is full: they are sent again if this process ends
+    /// before the position can be kept.
+    fn keep(&mut self, kept: &mut Kept, position: Position, last: Option<Last>) {
+        match kept.keep(position, last) {
+            Ok(()) => self.is_unkept = false,
+            Err(error) if !self.is_unkept => {
+                say!(
+                    "twheel: {error:#}: sending goes on; free space there, or events are sent again \
+                     after a restart"
+                );
+                self.is_unkept = true;
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Whether the export was behind when it last told that it is alive, and is not any more.
+    fn has_caught_up(&self) -> bool {
+        let was_behind = self.alive.is_some_and(|(_, behind)| behind > KEEP);
+        was_behind && self.backlog.behind(SystemTime::now()) <= KEEP
+    }
+
+    /// Lets the format tell that the export is alive, at the start, once a minute, when events are
+    /// missing, and when it has caught up.
     fn alive(
         &mut self,
         reader: &HistoryReader,
@@ -216,13 +247,13 @@ impl Said {
         format: &mut dyn Format,
         to: &mut Vec<u8>,
     ) -> io::Result<()> {
-        if let Some(at) = self.alive {
+        if let Some((at, _)) = self.alive {
             // What is missing is told sooner.
             let wait = match self.backlog.losses.has_grown() {
                 true => KEEP,
                 false => ALIVE,
             };
-            if now.duration_since(at) < wait {
+            if now.duration_since(at) < wait && !self.has_caught_up() {
                 return Ok(());
             }
         }
@@ -230,8 +261,8 @@ impl Said {
         let Some(identity) = reader.identity() else {
             return Ok(());
         };
-        self.alive = Some(now);
         let behind = self.backlog.behind(SystemTime::now());
+        self.alive = Some((now, behind));
         let mut sums = self.backlog.losses.take_grown();
         if sums.iter().all(|(it, _)| it.instance != identity.instance) {
             let not_sent = self.backlog.losses.of(&identity);

@@ -160,6 +160,77 @@ impl Operand {
     }
 }
 
+/// The values of a list, by kind, as parameters.
+#[derive(Default)]
+struct Values {
+    /// In small letters: ClickHouse's `lower` changes ASCII letters alone, as the filter does.
+    names: Vec<Json>,
+    /// Numbers, and durations in microseconds.
+    numbers: Vec<Json>,
+    addresses: Vec<Json>,
+    /// The first and the last numbers.
+    number_ranges: [Vec<Json>; 2],
+    /// The first and the last addresses.
+    networks: [Vec<Json>; 2],
+}
+
+impl Values {
+    fn of(list: &[Value]) -> Self {
+        let mut values = Self::default();
+        for value in list {
+            match value {
+                Value::Name(name) => values.names.push(name.to_ascii_lowercase().into()),
+                Value::Number(number) => values.numbers.push((*number).into()),
+                Value::Range(from, to) => {
+                    values.number_ranges[0].push((*from).into());
+                    values.number_ranges[1].push((*to).into());
+                }
+                // Rows have whole microseconds, and at most 2^64 of them.
+                Value::Duration(duration) => {
+                    let (micros, is_whole) = in_micros(*duration);
+                    let micros = u64::try_from(micros).ok().filter(|_| is_whole);
+                    values.numbers.extend(micros.map(Json::from));
+                }
+                Value::Network(network) => values.add(*network),
+            }
+        }
+        values
+    }
+
+    /// The families are separate.
+    fn add(&mut self, network: Network) {
+        let [first, last] = network.range();
+        let [low, high] = Network::IPV4.range();
+        if first == last {
+            self.addresses.push(address(first));
+        } else if first < low && last >= high {
+            // What is below IPv4's addresses, and what is above.
+            self.networks[0].push(address(first));
+            self.networks[1].push(address(before(low)));
+            self.networks[0].push(address(after(high)));
+            self.networks[1].push(address(last));
+        } else {
+            self.networks[0].push(address(first));
+            self.networks[1].push(address(last));
+        }
+    }
+}
+
+/// An address as a parameter.
+fn address(address: Ipv6Addr) -> Json {
+    address.to_string().into()
+}
+
+/// The address before one that is not the first.
+fn before(address: Ipv6Addr) -> Ipv6Addr {
+    Ipv6Addr::from_bits(address.to_bits() - 1)
+}
+
+/// The address after one that is not the last.
+fn after(address: Ipv6Addr) -> Ipv6Addr {
+    Ipv6Addr::from_bits(address.to_bits() + 1)
+}
+
 struct Compiler<'a> {
     rows: Rows,
     now: i64,
@@ -174,12 +245,11 @@ impl Compiler<'_> {
             Test::Not(test) => format!("(NOT {})", self.test(test)),
             Test::Is(field) => format!("({} = 1)", field.name()),
             Test::OneOf(field, values) => {
+                let values = Values::of(values);
                 let mut any = Vec::new();
                 for operand in self.operands(*field) {
-                    for value in values {
-                        let equal = self.equal(&operand.sql, value);
-                        any.push(operand.if_known(equal));
-                    }
+                    let equal = self.one_of(&operand.sql, &values);
+                    any.extend(equal.into_iter().map(|it| operand.if_known(it)));
                 }
                 any_of(&any)
             }
@@ -202,30 +272,38 @@ impl Compiler<'_> {
         }
     }
 
-    /// `operand` equals a value, or is in its range or network.
-    fn equal(&mut self, operand: &str, value: &Value) -> String {
-        match value {
-            // ClickHouse's `lower` changes ASCII letters alone, as the filter does.
-            Value::Name(name) => {
-                let name = self.parameters.bind(name.to_ascii_lowercase(), "String");
-                format!("{operand} = {name}")
+    /// `operand` equals a value, or is in a range or network: any of these conditions. There are only
+    /// a few, however many values there are: a server needs minutes for a condition of thousands of
+    /// parts.
+    fn one_of(&mut self, operand: &str, values: &Values) -> Vec<String> {
+        let mut any = Vec::new();
+        for (list, kind) in [
+            (&values.names, "String"),
+            (&values.numbers, "UInt64"),
+            (&values.addresses, "IPv6"),
+        ] {
+            if !list.is_empty() {
+                let list = self
+                    .parameters
+                    .bind(list.clone(), &format!("Array({kind})"));
+                any.push(format!("{operand} IN {list}"));
             }
-            Value::Number(number) => {
-                let number = self.parameters.bind(*number, "UInt64");
-                format!("{operand} = {number}")
-            }
-            Value::Range(from, to) => {
-                let from = self.parameters.bind(*from, "UInt64");
-                let to = self.parameters.bind(*to, "UInt64");
-                format!("{operand} BETWEEN {from} AND {to}")
-            }
-            Value::Duration(duration) => match in_micros(*duration) {
-                (micros, true) => self.micros(operand, "=", micros).unwrap_or("0".to_owned()),
-                // Rows have whole microseconds.
-                (_, false) => "0".to_owned(),
-            },
-            Value::Network(network) => self.within(operand, *network),
         }
+        for ([first, last], kind) in [
+            (&values.number_ranges, "UInt64"),
+            (&values.networks, "IPv6"),
+        ] {
+            if !first.is_empty() {
+                let kind = format!("Array({kind})");
+                let mut bind = |list: &Vec<Json>| self.parameters.bind(list.clone(), &kind);
+                any.push(format!(
+                    "arrayExists((low, high) -> {operand} BETWEEN low AND high, {}, {})",
+                    bind(first),
+                    bind(last)
+                ));
+            }
+        }
+        any
     }
 
     /// `operand` is less than a value, or more, and so on.
@@ -261,21 +339,6 @@ impl Compiler<'_> {
     fn micros(&mut self, operand: &str, sign: &str, micros: u128) -> Option<String> {
         let micros = self.parameters.bind(u64::try_from(micros).ok()?, "UInt64");
         Some(format!("{operand} {sign} {micros}"))
-    }
-
-    /// `operand` is an address of this network. The families are separate.
-    fn within(&mut self, operand: &str, network: Network) -> String {
-        let mut between = |[first, last]: [Ipv6Addr; 2]| {
-            let mut bind = |it: Ipv6Addr| self.parameters.bind(it.to_string(), "IPv6");
-            let (first, last) = (bind(first), bind(last));
-            format!("{operand} BETWEEN {first} AND {last}")
-        };
-        let range @ [first, last] = network.range();
-        let [low, high] = Network::IPV4.range();
-        match first < low && last >= high {
-            true => format!("({} AND NOT {})", between(range), between([low, high])),
-            false => between(range),
-        }
     }
 
     /// The values of a field, of which any may match.

@@ -56,6 +56,8 @@ struct Table {
 
 /// Rows of the same event, host and instance are on one shard, where duplicates are found.
 const SHARD: &str = "cityHash64(host, instance)";
+/// The same of rows that have none: of lines that are no events.
+const SHARD_OF_REFUSED: &str = "cityHash64(topic, partition, offset)";
 
 /// How all tables with data remove what is older than asked for: the rows themselves, at most once
 /// a day, since that writes the rest of a part anew. Parts of which all rows are that old are just
@@ -346,7 +348,7 @@ impl Schema {
         let columns: Vec<_> = table.columns.iter().map(Column::typed).collect();
         let shard = match table.columns.iter().any(|column| column.name == "instance") {
             true => SHARD,
-            false => "rand()",
+            false => SHARD_OF_REFUSED,
         };
         let whole = self.name(table.name);
         all.push(format!(

@@ -3,7 +3,8 @@
 //! variable selects all.
 //!
 //! Numbers of events are counted by bitmaps of `seq`, which is unique in an instance: so each bitmap
-//! is merged by instance first, and the counts are added up outside.
+//! is merged by instance first, and the counts are added up outside. In a cluster the tables are
+//! distributed, where a query within `IN` must be `GLOBAL`.
 
 /// The chosen hosts.
 const HOSTS: &str = "$__conditionalAll(host IN (${host:singlequote}), $host)";
@@ -13,6 +14,12 @@ const SERVICE: &str = "concat(proto, '/', toString(service))";
 const SERVICES: &str = "$__conditionalAll(concat(proto, '/', toString(service)) IN (${service:singlequote}), $service)";
 /// A flow that was established and ended without a FIN or RST.
 const LEAK: &str = "reason = 'idle' AND state = 'established'";
+/// Since when rows are kept, in milliseconds since 1970, by the days of the table's TTL; 0 if it has
+/// another one.
+const KEPT: &str = "(SELECT if(max(days) = 0, toInt64(0), toInt64(toUnixTimestamp(now())) * 1000 - max(days) * 86400000)\n      \
+                    FROM (SELECT toInt64OrZero(extract(engine_full, 'toIntervalDay[(]([0-9]+)[)]')) AS days\n      \
+                    FROM system.tables WHERE database = currentDatabase()\n      \
+                    AND name IN ('seqs_by_minute', 'seqs_by_minute_local')) AS ttl)";
 /// TCP flows of which it is known that both sides took part, or that one refused.
 const WHOLE: &str = "proto = 'tcp' AND (reason IN ('closed', 'reset') OR reason = 'idle' AND state = 'established')";
 
@@ -54,7 +61,7 @@ fn most(by: &str, filter: &str, count: u8) -> String {
         filter => format!(" AND {filter}"),
     };
     format!(
-        "{by} IN (\n      SELECT {by} FROM ends_by_minute WHERE $__timeFilter(minute) AND {HOSTS} \
+        "{by} GLOBAL IN (\n      SELECT {by} FROM ends_by_minute WHERE $__timeFilter(minute) AND {HOSTS} \
          AND {SERVICES}{filter}\n      GROUP BY 1 ORDER BY sum(finalizeAggregation(ends)) DESC \
          LIMIT {count})"
     )
@@ -135,24 +142,32 @@ pub fn leak_share() -> String {
 
 /// The numbers of each instance, and how many are missing: counted as `twheel fleet hosts` does. The
 /// first one is the one after the last number before the time range; or 1, if the instance began in
-/// it; or the first that came. The last one is that which had come a minute ago, as events may come
-/// in another order.
+/// it, and since rows are kept; or the first that came. The last one is that which had come a minute
+/// ago, as events may come in another order.
 fn missing() -> String {
+    let is_whole = "first >= low AND last <= high";
     format!(
-        "SELECT host, instance, events,\n    \
-         multiIf(ifNull(before, 0) > 0, before + 1, made >= toInt64(toUnixTimestamp($__fromTime)) * 1000, 1, first) \
-         AS low,\n    \
-         if(high >= low, high - low + 1 - bitmapCardinality(bitmapSubsetInRange(seen, low, high + 1)), 0) \
-         AS missing\n  FROM (\n    \
-         SELECT host, instance, groupBitmapMerge(seqs) AS events, groupBitmapMergeState(seqs) AS seen,\n      \
-         min(first_seq) AS first, maxIf(last_seq, toUnixTimestamp64Micro(latest) + delay_us\n        \
+        "SELECT host, instance, any(events) AS events, any(low) AS low, any(high) AS high,\n    \
+         if(high >= low, high - low + 1 - sum(if({is_whole}, bitmapCardinality(seen), \
+         bitmapCardinality(bitmapSubsetInRange(seen, if({is_whole}, 0, low), \
+         if({is_whole}, 0, high + 1))))), 0) AS missing\n  FROM (\n    \
+         SELECT host, instance, minute, groupBitmapMergeState(seqs) AS seen,\n      \
+         min(first_seq) AS first, max(last_seq) AS last\n    \
+         FROM seqs_by_minute WHERE $__timeFilter(minute) AND {HOSTS}\n    \
+         GROUP BY host, instance, minute\n  ) AS minutes JOIN (\n  \
+         SELECT host, instance, events, high,\n    \
+         multiIf(ifNull(before, 0) > 0, before + 1, \
+         made >= greatest(toInt64(toUnixTimestamp($__fromTime)) * 1000, {KEPT}), 1, oldest) AS low\n  FROM (\n    \
+         SELECT host, instance, groupBitmapMerge(seqs) AS events, min(first_seq) AS oldest,\n      \
+         maxIf(last_seq, toUnixTimestamp64Micro(latest) + delay_us\n        \
          <= toUnixTimestamp64Micro(now64(6)) - 60000000) AS high,\n      \
          toInt64OrZero(splitByChar('.', toString(instance))[-1]) AS made\n    \
          FROM seqs_by_minute WHERE $__timeFilter(minute) AND {HOSTS}\n    \
          GROUP BY host, instance\n  ) AS seen_now LEFT JOIN (\n    \
          SELECT host, instance, max(last_seq) AS before\n    \
          FROM seqs_by_minute WHERE minute < $__fromTime AND {HOSTS}\n    \
-         GROUP BY host, instance\n  ) AS seen_before USING (host, instance)"
+         GROUP BY host, instance\n  ) AS seen_before USING (host, instance)\n  \
+         ) AS bounds USING (host, instance)\n  GROUP BY host, instance"
     )
 }
 
@@ -182,7 +197,7 @@ fn exports(value: &str, name: &str) -> String {
     let time = interval("time");
     format!(
         "SELECT {time} AS at, host, {value} AS {name}\nFROM exports\nWHERE $__timeFilter(time)\n  \
-         AND {HOSTS}\n  AND host IN (\n    SELECT host FROM exports WHERE $__timeFilter(time) \
+         AND {HOSTS}\n  AND host GLOBAL IN (\n    SELECT host FROM exports WHERE $__timeFilter(time) \
          AND {HOSTS}\n    GROUP BY host ORDER BY {value} DESC LIMIT 20)\n\
          GROUP BY at, host\nORDER BY at, host"
     )

@@ -81,12 +81,13 @@ enum Mechanism {
     ScramSha512,
 }
 
-fn broker(text: &str) -> Result<String, String> {
+/// The address of a broker.
+pub(in crate::cli) fn broker(text: &str) -> Result<String, String> {
     host_and_port(text, "kafka1.example:9092")
 }
 
 /// The name of a topic, as brokers take them.
-fn topic(text: &str) -> Result<String, String> {
+pub(in crate::cli) fn topic(text: &str) -> Result<String, String> {
     let is_good = |it: u8| it.is_ascii_alphanumeric() || b"._-".contains(&it);
     if (1..=249).contains(&text.len()) && text.bytes().all(is_good) && text != "." && text != ".." {
         return Ok(text.to_owned());

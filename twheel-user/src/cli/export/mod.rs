@@ -3,7 +3,7 @@
 mod clickhouse;
 mod ipfix;
 mod json;
-mod kafka;
+pub(super) mod kafka;
 mod syslog;
 
 use std::path::PathBuf;

@@ -6,7 +6,10 @@ use anyhow::Result;
 use clap::{Args, builder::NonEmptyStringValueParser};
 
 use crate::{
-    cli::select::while_read,
+    cli::{
+        export::kafka::{broker, topic},
+        select::while_read,
+    },
     fleet::schema::{LONGEST, Schema, Topic},
 };
 
@@ -31,10 +34,10 @@ pub(super) struct SchemaCommand {
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     cluster: Option<String>,
     /// Kafka's brokers, HOST:PORT with commas: ClickHouse reads the topic by itself
-    #[arg(long, value_name = "BROKERS", requires = "kafka_topic", value_parser = NonEmptyStringValueParser::new())]
-    kafka_brokers: Option<String>,
+    #[arg(long, value_name = "BROKERS", requires = "kafka_topic", value_delimiter = ',', value_parser = broker)]
+    kafka_brokers: Vec<String>,
     /// Topic that the exporters send to
-    #[arg(long, value_name = "TOPIC", requires = "kafka_brokers", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "TOPIC", requires = "kafka_brokers", value_parser = topic)]
     kafka_topic: Option<String>,
     /// Consumer group of the ClickHouse servers
     #[arg(long, value_name = "GROUP", requires = "kafka_brokers", default_value = "clickhouse-twheel", value_parser = NonEmptyStringValueParser::new())]
@@ -43,13 +46,12 @@ pub(super) struct SchemaCommand {
 
 impl SchemaCommand {
     pub(super) fn execute(self) -> Result<()> {
-        let topic = self.kafka_brokers.zip(self.kafka_topic);
         let schema = Schema {
             database: self.database,
             keep: self.keep,
             cluster: self.cluster,
-            topic: topic.map(|(brokers, name)| Topic {
-                brokers,
+            topic: self.kafka_topic.map(|name| Topic {
+                brokers: self.kafka_brokers.join(","),
                 name,
                 group: self.kafka_group,
             }),
