@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 
 use super::{
     owner::{Owned, say_notices},
-    select::{Select, Which, while_read},
+    select::{Numbers, Select, Which, while_read},
 };
 use crate::{
     filter::{Filter, Subject},
@@ -43,6 +43,8 @@ pub struct Flows {
     /// Show at most N flows
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
+    #[command(flatten)]
+    numbers: Numbers,
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
@@ -213,11 +215,10 @@ impl Flows {
             limit: self.limit.unwrap_or(usize::MAX),
         };
         let mut owners = self.owned.open(Owners::for_listing)?;
+        let units = self.numbers.units();
         let listed = while_read(|out| {
             let columns = reader.columns();
-            if !self.json {
-                table::heading(columns, out)?;
-            }
+            let mut table = table::flows(columns);
             // The ages of all flows are of now, however long the list takes.
             let time = SystemTime::now();
             choice.each(&reader, &filter, |tracked| {
@@ -227,10 +228,14 @@ impl Flows {
                 if self.json {
                     json::tracked(reader.identity(), time, tracked, named, out)?;
                 } else {
-                    table::line(tracked, named, columns, out)?;
+                    table.row(table::flow(tracked, named, columns, units), out)?;
                 }
                 Ok(())
-            })
+            })?;
+            match self.json {
+                true => Ok(()),
+                false => Ok(table.end(out)?),
+            }
         });
         say_notices(owners.as_ref());
         listed

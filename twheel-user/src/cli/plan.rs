@@ -12,7 +12,11 @@ use twheel_common::wheel::WheelScheme;
 use crate::{
     clock::Clock,
     failure::{Failure, Kind},
-    host, output,
+    host,
+    output::{
+        json::write_now,
+        table::{Column, Table},
+    },
     plan::{Costs, Demand, Plan as Prediction, calibrate},
     settings::{MAX_FLOWS, Settings},
     timeouts::Timeouts,
@@ -137,29 +141,29 @@ impl Plan {
                 "of another machine; --calibrate measures this one"
             }
         )?;
-        writeln!(
-            out,
-            "{:<13} {:>6} {:>6} {:>12} {:>12} {:>12}",
-            "scheme", "levels", "slots", "visits/s", "of one CPU", "memory"
-        )?;
+        let numbers = ["LEVELS", "SLOTS", "VISITS/S", "OF ONE CPU", "MEMORY"];
+        let mut columns = vec![Column::text("SCHEME")];
+        columns.extend(numbers.map(Column::number));
+        columns.push(Column::text(""));
+        let mut table = Table::new(columns);
         for plan in plans {
             let geometry = plan.geometry;
-            writeln!(
-                out,
-                "{:<13} {:>6} {:>6} {:>12.0} {:>10.3} % {:>12}{}",
-                scheme(plan).name(),
-                geometry.levels,
-                1u64 << geometry.bits,
-                plan.visits,
-                plan.share * 100.0,
+            let advice = match geometry == best {
+                true => "<- take this",
+                false => "",
+            };
+            let cells = vec![
+                scheme(plan).name().to_owned(),
+                geometry.levels.to_string(),
+                (1u64 << geometry.bits).to_string(),
+                format!("{:.0}", plan.visits),
+                format!("{:.3}%", plan.share * 100.0),
                 bytesize::ByteSize(plan.memory).to_string(),
-                if geometry == best {
-                    "  <- take this"
-                } else {
-                    ""
-                }
-            )?;
+                advice.to_owned(),
+            ];
+            table.row(cells, &mut out)?;
         }
+        table.end(&mut out)?;
         if let Some(plan) = plans.iter().find(|plan| plan.geometry == best) {
             writeln!(
                 out,
@@ -199,7 +203,7 @@ impl Plan {
                 "wake_us": costs.wake / 1000.0,
                 "calibrated": self.calibrate,
             });
-            output::json::write_now("plan", line, &mut out)?;
+            write_now("plan", line, &mut out)?;
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use crate::{
     history, host,
     inspect::Reader,
     model::EventKind,
-    output::json,
+    output::{json, table::Units},
 };
 
 /// Which instance.
@@ -74,6 +74,24 @@ impl Deleting {
             return Ok(());
         }
         while_read(|out| Ok(json::write_now("deletion", object, out)?))
+    }
+}
+
+/// How numbers are printed.
+#[derive(Args)]
+pub struct Numbers {
+    /// Print numbers in full, and not as 1.23M; k, M, G and T are powers of 1000
+    #[arg(long)]
+    bytes: bool,
+}
+
+impl Numbers {
+    /// The units to print numbers in.
+    pub fn units(&self) -> Units {
+        match self.bytes {
+            true => Units::Exact,
+            false => Units::Human,
+        }
     }
 }
 

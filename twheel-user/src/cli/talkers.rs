@@ -1,6 +1,6 @@
 //! `twheel talkers`
 
-use std::{cmp::Reverse, collections::HashMap, io::Write, net::IpAddr};
+use std::{cmp::Reverse, collections::HashMap, net::IpAddr};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum, builder::PossibleValuesParser};
@@ -8,13 +8,15 @@ use serde::Serialize;
 
 use super::{
     owner::say_notices,
-    select::{Select, Which, while_read},
+    select::{Numbers, Select, Which, while_read},
 };
 use crate::{
     filter::{STATES, Subject},
-    identity::Identity,
     model::Tracked,
-    output::json,
+    output::{
+        json,
+        table::{self, Units},
+    },
     owner::{Owner, Owners},
 };
 
@@ -40,6 +42,8 @@ pub struct Talkers {
     /// Show at most N lines
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: usize,
+    #[command(flatten)]
+    numbers: Numbers,
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
@@ -149,24 +153,7 @@ impl Talkers {
         say_notices(owners.as_ref());
         let counted = reader.table().has_accounts();
         while_read(|out| {
-            if !self.json {
-                write!(
-                    out,
-                    "{:<39} {:>10} {:>7}",
-                    self.by.heading(),
-                    "FLOWS",
-                    "SHARE"
-                )?;
-                writeln!(
-                    out,
-                    "{}",
-                    if counted {
-                        "      PACKETS            BYTES"
-                    } else {
-                        ""
-                    }
-                )?;
-            }
+            let mut table = table::talkers(self.by.heading(), counted);
             for (talker, share) in talkers {
                 let line = TalkerLine {
                     talker: talker.to_string(),
@@ -175,9 +162,16 @@ impl Talkers {
                     packets: counted.then_some(share.packets),
                     bytes: counted.then_some(share.bytes),
                 };
-                line.write(self.json.then(|| reader.identity()), out)?;
+                match self.json {
+                    true => json::write_found("talker", reader.identity(), line, out)?,
+                    false => table.row(line.cells(self.numbers.units()), out)?,
+                }
             }
-            if !self.json && others > 0 {
+            if self.json {
+                return Ok(());
+            }
+            table.end(out)?;
+            if others > 0 {
                 writeln!(out, "and {others} more, of {all} flows in total")?;
             }
             Ok(())
@@ -198,22 +192,9 @@ impl By {
 }
 
 impl TalkerLine {
-    /// `json`: as JSON, of this instance.
-    fn write(&self, json: Option<&Identity>, out: &mut dyn Write) -> Result<()> {
-        if let Some(identity) = json {
-            return Ok(json::write_found("talker", identity, self, out)?);
-        }
-        write!(
-            out,
-            "{:<39} {:>10} {:>6.1}%",
-            // A command and a path may have any characters, also those that control a terminal.
-            self.talker.escape_debug().to_string(),
-            self.flows,
-            100.0 * self.share
-        )?;
-        if let (Some(packets), Some(bytes)) = (self.packets, self.bytes) {
-            write!(out, " {packets:>12} {bytes:>16}")?;
-        }
-        Ok(writeln!(out)?)
+    fn cells(&self, units: Units) -> Vec<String> {
+        let sent = self.packets.zip(self.bytes);
+        let sent = sent.map(|(packets, bytes)| [packets, bytes]);
+        table::talker(&self.talker, (self.flows, self.share), sent, units)
     }
 }

@@ -342,7 +342,7 @@ impl<'a> Daemon<'a> {
         };
         let output: Box<dyn Output> = match setup.json {
             true => Box::new(Json::new(identity)),
-            false => Box::new(Text),
+            false => Box::<Text>::default(),
         };
         let printer = Printer {
             output,

@@ -6,9 +6,9 @@ use serde::Serialize;
 
 use super::ask::Asked;
 use crate::{
-    cli::select::while_read,
+    cli::select::{Numbers, while_read},
     fleet::sums::{self, By},
-    output::json,
+    output::{json, table},
 };
 
 /// Count the ended flows of all hosts by address, port, host, process or rule
@@ -27,6 +27,8 @@ pub(super) struct Talkers {
     /// Show at most N lines
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: usize,
+    #[command(flatten)]
+    numbers: Numbers,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -80,15 +82,7 @@ impl Talkers {
         let is_counted = talkers.iter().any(|it| it.counted > 0);
         let is_json = self.asked.place.json;
         while_read(|out| {
-            if !is_json {
-                write!(out, "{heading:<39} {:>10} {:>7}", "FLOWS", "SHARE")?;
-                let counts = if is_counted {
-                    "      PACKETS            BYTES"
-                } else {
-                    ""
-                };
-                writeln!(out, "{counts}")?;
-            }
+            let mut table = table::talkers(heading, is_counted);
             for it in &talkers {
                 let is_counted = it.counted > 0;
                 let line = TalkerLine {
@@ -102,20 +96,19 @@ impl Talkers {
                     json::write_now("fleet_talker", line, out)?;
                     continue;
                 }
-                write!(
+                // Those of hosts that count none have none.
+                let sent = is_counted.then_some([it.packets, it.bytes]);
+                let flows = (line.flows, line.share);
+                table.row(
+                    table::talker(&it.talker, flows, sent, self.numbers.units()),
                     out,
-                    "{:<39} {:>10} {:>6.1}%",
-                    it.talker.escape_debug().to_string(),
-                    line.flows,
-                    100.0 * line.share
                 )?;
-                if is_counted {
-                    write!(out, " {:>12} {:>16}", it.packets, it.bytes)?;
-                }
-                writeln!(out)?;
             }
+            if is_json {
+                return Ok(());
+            }
+            table.end(out)?;
             if let Some(first) = talkers.first()
-                && !is_json
                 && first.talkers > talkers.len() as u64
             {
                 let more = first.talkers - talkers.len() as u64;

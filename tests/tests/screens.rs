@@ -1,0 +1,158 @@
+//! What a person sees of twheel: tables, help, manual pages, the proposals of shells, and refusals.
+
+use std::{
+    fs::File,
+    io::Read,
+    os::fd::OwnedFd,
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use nix::pty::{Winsize, openpty};
+use twheel_tests::{
+    netns::{Namespace, require_root},
+    pair::{Pair, SERVER},
+    running::{Twheel, wait_within},
+};
+
+fn lines(host: &Namespace, args: &[&str]) -> Result<Vec<String>> {
+    let ended = host.twheel_once(args)?;
+    ensure!(ended.code() == Some(0), "{args:?}: {}", ended.stderr);
+    Ok(ended.lines.into_iter().map(|line| line.text).collect())
+}
+
+/// Runs twheel on a terminal of its own for a while, and returns what it wrote.
+fn on_terminal(command: &mut Command, size: (u16, u16), wait: Duration) -> Result<String> {
+    let size = Winsize {
+        ws_col: size.0,
+        ws_row: size.1,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    let pty = openpty(Some(&size), None)?;
+    let copy = || -> Result<OwnedFd> { Ok(pty.slave.try_clone()?) };
+    command.stdin(copy()?).stdout(copy()?).stderr(copy()?);
+    let mut child = command.spawn()?;
+    // The command holds copies of the descriptors, which keep the terminal open.
+    let (input, output, error) = (Stdio::null(), Stdio::null(), Stdio::null());
+    command.stdin(input).stdout(output).stderr(error);
+    drop(pty.slave);
+    let reader = thread::spawn(move || {
+        let mut written = Vec::new();
+        // Linux returns an error once no process has the other end open.
+        let _ = File::from(pty.master).read_to_end(&mut written);
+        written
+    });
+    wait_within(&mut child, wait)?;
+    let written = reader.join().ok().context("the reader panicked")?;
+    Ok(String::from_utf8(written)?)
+}
+
+#[test]
+fn stats_are_grouped_and_without_zeros_and_drawn_over() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(&pair.server, &["--iface", SERVER])?;
+    let _open = pair.connect_some(3)?;
+    let names = |lines: &[String]| -> Vec<String> {
+        let mut lines = lines.iter().skip_while(|line| !line.starts_with("COUNTER"));
+        lines.next();
+        lines
+            .filter_map(|line| Some(line.split_once("  ")?.0.to_owned()))
+            .collect()
+    };
+    let some = lines(&pair.server, &["stats"])?;
+    let has = |lines: &[String], text: &str| lines.iter().any(|line| line == text);
+    ensure!(
+        has(&some, "Flow table") && has(&some, "Packets"),
+        "{some:#?}"
+    );
+    ensure!(!has(&some, "Losses") && !has(&some, "Reaper"), "{some:#?}");
+    let shown = names(&some);
+    ensure!(shown.contains(&"created".to_owned()), "{some:#?}");
+    ensure!(!shown.contains(&"events_lost".to_owned()), "{some:#?}");
+    let all = lines(&pair.server, &["stats", "--all", "--cpus"])?;
+    ensure!(has(&all, "Losses") && has(&all, "Reaper"), "{all:#?}");
+    let every = lines(&pair.server, &["stats", "--json"])?.len();
+    ensure!(names(&all).len() == every, "{all:#?}");
+    ensure!(all.iter().any(|line| line.contains("CPU 0")), "{all:#?}");
+
+    // On a small terminal each look fits, and is drawn over the last one.
+    let (columns, rows) = (80, 16);
+    let mut command = pair
+        .server
+        .twheel(&["stats", "--watch", "--interval", "200ms"])?;
+    let wait = Duration::from_millis(900);
+    let text = on_terminal(&mut command, (columns, rows), wait)?;
+    let looks: Vec<_> = text.split("\x1b[H").skip(1).collect();
+    ensure!(looks.len() >= 3, "{text:?}");
+    for look in looks {
+        let shown: Vec<_> = look.split("\x1b[K\r\n").collect();
+        ensure!(shown.len() <= usize::from(rows), "{look:?}");
+        let fits = |line: &&str| line.chars().count() <= usize::from(columns) + "\x1b[J".len();
+        ensure!(shown.iter().all(fits), "{look:?}");
+    }
+    ensure!(text.contains("A SECOND"), "{text:?}");
+    twheel.stop()?;
+    pair.server.check_clean(SERVER)
+}
+
+#[test]
+fn long_addresses_and_large_numbers_shift_no_column() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let long = "fd77:1111:2222:3333:4444:5555:6666";
+    for (host, iface, last) in [(&pair.client, "client0", 1), (&pair.server, SERVER, 2)] {
+        host.ip(&format!("addr add {long}:{last}/112 dev {iface} nodad"))?;
+    }
+    let args = ["--iface", SERVER, "--accounting", "--timeout", "1h"];
+    let twheel = Twheel::start(&pair.server, &args)?;
+    let mut open = pair.connect_some(4)?;
+    let listener = pair
+        .server
+        .enter(|| Ok(std::net::TcpListener::bind(format!("[{long}:2]:0"))?))?;
+    let far = pair
+        .client
+        .enter(|| Ok(std::net::TcpStream::connect(listener.local_addr()?)?))?;
+    let table = lines(&pair.server, &["flows"])?;
+    let at = |line: &String, text: &str| line.find(text).map(|at| line[..at].chars().count());
+    let arrows: Vec<_> = table[1..].iter().map(|line| at(line, "-> ")).collect();
+    ensure!(arrows.len() == 5 && arrows[0].is_some(), "{table:#?}");
+    ensure!(arrows.iter().all(|it| *it == arrows[0]), "{table:#?}");
+    ensure!(
+        at(&table[0], "DST") == arrows[0].map(|it| it + 3),
+        "{table:#?}"
+    );
+    // The numbers end where their headings do.
+    let end = at(&table[0], "BYTES").context("no heading")? + "BYTES".len();
+    let ends = |line: &String| line.trim_end().chars().count() == end;
+    ensure!(table.iter().all(ends), "{table:#?}");
+
+    let (packet, mut sum) = (vec![0; 1 << 16], 0);
+    while sum < 200_000 {
+        std::io::Write::write_all(&mut open[0].client, &packet)?;
+        let mut got = vec![0; packet.len()];
+        open[0].server.read_exact(&mut got)?;
+        sum += packet.len();
+    }
+    thread::sleep(Duration::from_millis(300));
+    let filter = "bytes > 200000";
+    let human = lines(&pair.server, &["flows", filter])?;
+    let exact = lines(&pair.server, &["flows", filter, "--bytes"])?;
+    ensure!(human.len() == 2 && exact.len() == 2, "{human:?}");
+    let last = |lines: &[String]| lines[1].split('/').next_back().map(str::to_owned);
+    let orig = |lines: &[String]| -> Option<String> {
+        let bytes = lines[1].split_ascii_whitespace().last()?;
+        Some(bytes.split_once('/')?.0.to_owned())
+    };
+    ensure!(last(&human) == last(&exact), "{human:?} {exact:?}");
+    let bytes: u64 = orig(&exact).context("no bytes")?.parse()?;
+    ensure!(bytes > 200_000, "{exact:?}");
+    let shown = format!("{:.0}k", bytes as f64 / 1000.0);
+    ensure!(orig(&human) == Some(shown), "{human:?} {exact:?}");
+    drop((far, open));
+    twheel.stop()?;
+    pair.server.check_clean(SERVER)
+}
