@@ -14,7 +14,7 @@ use nix::pty::{Winsize, openpty};
 use twheel_tests::{
     netns::{Namespace, require_root},
     pair::{Pair, SERVER},
-    running::{Twheel, wait_within},
+    running::{PolicyFile, Twheel, twheel_bin, wait_within},
 };
 
 fn lines(host: &Namespace, args: &[&str]) -> Result<Vec<String>> {
@@ -155,4 +155,111 @@ fn long_addresses_and_large_numbers_shift_no_column() -> Result<()> {
     drop((far, open));
     twheel.stop()?;
     pair.server.check_clean(SERVER)
+}
+
+/// What bash proposes for the last word of a command line.
+fn proposed(host: &Namespace, words: &[&str]) -> Result<Vec<String>> {
+    let program = twheel_bin()?;
+    let program = program.to_str().context("a path in Unicode")?;
+    let script = Command::new(program)
+        .args(["completions", "bash"])
+        .output()?;
+    let mut bash = host.command("bash")?;
+    let calls = r#"
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMP_TYPE=9
+_clap_complete_twheel twheel "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+printf '%s\n' "${COMPREPLY[@]}""#;
+    let script = String::from_utf8(script.stdout)? + calls;
+    bash.args(["--norc", "-c", &script, "bash", "twheel"])
+        .args(words);
+    let output = bash.output()?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success() && stderr.is_empty(),
+        "{words:?}: {stderr}"
+    );
+    let lines = String::from_utf8(output.stdout)?;
+    let lines = lines.lines().filter(|line| !line.is_empty());
+    Ok(lines.map(str::to_owned).collect())
+}
+
+#[test]
+fn shells_know_what_is_there() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let host = &pair.server;
+    let policy =
+        "[[rule]]\nname = \"web-of-all\"\ndport = 443\ntimeouts = { established = \"1h\" }\n";
+    let policy = PolicyFile::new("screens", policy)?;
+    let check = |words: &[&str], expected: &[&str]| -> Result<()> {
+        let found = proposed(host, words)?;
+        ensure!(found == expected, "{words:?}: {found:?}");
+        Ok(())
+    };
+    check(&["run", "--iface", "serv"], &[SERVER])?;
+    check(&["run", "--iface", "lo,serv"], &[&format!("lo,{SERVER}")])?;
+    check(&["run", "--reap", "reset,so"], &["reset,socket"])?;
+    check(&["run", "--timeout", "time"], &["time_wait="])?;
+    check(&["run", "--events", "end,re"], &["end,reap"])?;
+    check(&["run", "--group", "roo"], &["root"])?;
+    check(&["talkers", "--state", "time"], &["time_wait"])?;
+    check(&["flows", "--sort", "ex"], &["expires"])?;
+    check(&["help", "fil"], &["filter"])?;
+    check(&["man", "tal"], &["talkers"])?;
+    check(&["expired", "reason == sup"], &["reason == superseded"])?;
+    check(&["flows", "--iface", "serv"], &[])?;
+    let args = ["--iface", SERVER, "--policy", policy.path()];
+    let twheel = Twheel::start(host, &args)?;
+    check(&["flows", "--iface", "serv"], &[SERVER])?;
+    check(&["flows", "rule", "==", "web"], &["web-of-all"])?;
+    check(&["detach", "--iface", ""], &[SERVER])?;
+    let namespace = &host.name()[..host.name().len() - 1];
+    ensure!(proposed(host, &["run", "--netns", namespace])?.contains(&host.name().to_owned()));
+    twheel.stop()?;
+    host.check_clean(SERVER)
+}
+
+#[test]
+fn documents_and_manual_pages_are_in_the_program() -> Result<()> {
+    require_root();
+    let host = Namespace::new("screens")?;
+    for (topic, word) in [
+        ("filter", "picked_up"),
+        ("events", "flow_id"),
+        ("states", "syn_sent"),
+        ("policy", "[[rule]]"),
+    ] {
+        let text = lines(&host, &["help", topic])?;
+        ensure!(
+            text.iter().any(|line| line.contains(word)),
+            "{topic}: {text:#?}"
+        );
+    }
+    let of_command = lines(&host, &["help", "policy", "check"])?;
+    let options = lines(&host, &["policy", "check", "--help"])?;
+    ensure!(of_command == options, "{of_command:#?}");
+    let page = lines(&host, &["man", "policy", "check"])?;
+    ensure!(
+        page.iter()
+            .any(|line| line.starts_with(".TH twheel-policy-check")),
+        "{page:#?}"
+    );
+    let mut command = host.twheel(&["man", "run"])?;
+    command
+        .env("MANPAGER", "cat")
+        .env("PAGER", "cat")
+        .env("TERM", "xterm");
+    let shown = on_terminal(&mut command, (100, 50), Duration::from_secs(20))?;
+    ensure!(
+        shown.contains("twheel-run(1)") && !shown.contains(".TH"),
+        "{shown}"
+    );
+    for args in [&["help", "nonsense"][..], &["man", "policy", "nonsense"]] {
+        let ended = host.twheel_once(args)?;
+        ensure!(
+            ended.code() == Some(2) && ended.stderr.contains("give one of"),
+            "{ended:?}"
+        );
+    }
+    Ok(())
 }

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 
+use super::complete;
 use crate::{
     failure::{Failure, Kind},
     host, patterns, pins,
@@ -17,7 +18,7 @@ Examples:
   twheel detach --iface 'veth*'")]
 pub struct Detach {
     /// Interface, pattern such as 'veth*', all, or a list with commas; may be repeated
-    #[arg(long = "iface", value_name = "NAME", required = true)]
+    #[arg(long = "iface", value_name = "NAME", required = true, add = complete::instances())]
     interfaces: Vec<String>,
 }
 

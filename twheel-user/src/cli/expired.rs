@@ -10,6 +10,7 @@ use std::{
 use anyhow::Result;
 use clap::Args;
 
+use super::complete;
 use super::select::{Numbers, Select, Which, event_kind, while_read};
 use crate::{
     filter::{Knowable, Subject},
@@ -40,7 +41,7 @@ pub struct Expired {
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
     /// Kinds of events to show, a list of `begin`, `update`, `end`, `rto`, `reap` and `run`. With a filter, only `end` and `reap` are shown
-    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "end")]
+    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "end", add = complete::kinds())]
     events: Vec<EventKind>,
     /// Keep printing flows as they end
     #[arg(short, long)]

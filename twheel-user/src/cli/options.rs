@@ -7,7 +7,7 @@ use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use twheel_common::{config::Config, flow::ZONES, packet::Protocols, rule::Rule};
 
-use super::{SchemeName, reap::Reap, select::event_kind};
+use super::{SchemeName, complete, reap::Reap, select::event_kind};
 use crate::{
     action::Action,
     clock::Clock,
@@ -44,7 +44,7 @@ pub struct Options {
     /// Position of twheel's programs among other programs at TCX, and of its filters at clsact: first, last, before:NAME
     /// or after:NAME. NAME is a program (at clsact a filter), or id:N [default: first; programs that an earlier run left
     /// stay where they are]
-    #[arg(long, value_name = "PLACE")]
+    #[arg(long, value_name = "PLACE", add = complete::places())]
     pub order: Option<Order>,
     /// Hook for outgoing packets
     #[arg(long, value_enum, default_value = "auto")]
@@ -54,7 +54,7 @@ pub struct Options {
     pub tick: Option<Duration>,
     /// Idle timeouts: a list of STATE=DURATION, with conntrack's names of states. A DURATION alone sets that of established
     /// flows and limits all others; `inherit` takes this host's conntrack settings [default: conntrack's defaults]
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, value_name = "LIST", add = complete::timeouts())]
     pub timeout: Option<String>,
     /// Whether to track connections that were already open
     #[arg(long, value_enum, default_value = "loose")]
@@ -69,7 +69,7 @@ pub struct Options {
     /// Put an interface into a zone: flows of different zones may have the same addresses (VRFs, tenants). N is 1 to 65535;
     /// use conntrack's zone if the interface has one. May be repeated; takes lists with commas, and patterns: a name wins
     /// over patterns, the first matching pattern over later ones
-    #[arg(long = "zone", value_name = "IFACE=N", value_delimiter = ',', value_parser = Zone::parse)]
+    #[arg(long = "zone", value_name = "IFACE=N", value_delimiter = ',', value_parser = Zone::parse, add = complete::zones())]
     pub zones: Vec<Zone>,
     /// Protocols to track
     #[arg(
@@ -140,7 +140,7 @@ pub struct Options {
     /// Kinds of events to print, a list of `begin`, `update`, `end`, `rto`, `reap` and `run`. Beginnings are also in the
     /// history only if they are printed. `run` (attached, lost, summary and so on) is printed with --json only; without it,
     /// it is on standard error
-    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "update,end,rto,reap,run")]
+    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "update,end,rto,reap,run", add = complete::kinds())]
     pub events: Vec<EventKind>,
     #[command(flatten)]
     pub reap: Reap,
@@ -153,7 +153,7 @@ pub struct Options {
     pub keep: bool,
     /// Let members of this group list and delete flows, read the history and load policies; by default only the user of the
     /// run may
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::group())]
     pub group: Option<String>,
     /// Log messages of the data plane to standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "off")]

@@ -13,6 +13,7 @@ use humantime::format_duration;
 use serde_json::{Map, Value, json};
 use twheel_common::policy::{Hook, MAX_VLAN, Protocol, TimeoutName, Tuple, first_match};
 
+use super::complete;
 use crate::{
     action::Action,
     clock::Clock,
@@ -65,7 +66,7 @@ struct Load {
     /// Policy file
     file: PathBuf,
     /// Interface that selects the instance
-    #[arg(long = "iface", value_name = "NAME")]
+    #[arg(long = "iface", value_name = "NAME", add = complete::instance())]
     interface: String,
 }
 
@@ -109,7 +110,7 @@ struct Check {
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = end)]
     dst: Option<Endpoint>,
     /// Interface on which the flow's first packet is seen
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::interface())]
     iface: Option<String>,
     /// VLAN of the flow, or the outer and the inner one; 0: none
     #[arg(long, value_name = "ID[,INNER]", value_parser = vlans)]

@@ -12,6 +12,7 @@ use clap::Args;
 use serde::Serialize;
 use twheel_common::event::Reason;
 
+use super::complete;
 use crate::{
     delete::{Unread, delete_all},
     filter::{Filter, Knowable},
@@ -26,7 +27,7 @@ use crate::{
 #[derive(Args)]
 pub struct Select {
     /// Interface that selects the instance; not needed if there is just one instance
-    #[arg(long = "iface", value_name = "NAME")]
+    #[arg(long = "iface", value_name = "NAME", add = complete::selected())]
     interface: Option<String>,
 }
 
@@ -98,8 +99,8 @@ impl Numbers {
 /// Which of its flows.
 #[derive(Args)]
 pub struct Which {
-    /// Filter, such as `state == established and dport == 443 and idle > 30s`: see docs/filter.md
-    #[arg(value_name = "FILTER")]
+    /// Filter, such as `state == established and dport == 443 and idle > 30s`; `twheel help filter` lists the fields
+    #[arg(value_name = "FILTER", add = complete::filter())]
     filter: Vec<String>,
 }
 

@@ -7,7 +7,10 @@ use clap::Args;
 
 use super::ask::Asked;
 use crate::{
-    cli::select::{Numbers, event_kind, while_read},
+    cli::{
+        complete,
+        select::{Numbers, event_kind, while_read},
+    },
     fleet::row::Row,
     history::Past,
     model::EventKind,
@@ -30,7 +33,7 @@ pub(super) struct Expired {
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
     /// Kinds of events to show, a list of `begin`, `update`, `end`, `rto`, `reap` and `run`. With a filter, only `end` is shown
-    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "end")]
+    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "end", add = complete::kinds())]
     events: Vec<EventKind>,
     #[command(flatten)]
     numbers: Numbers,
