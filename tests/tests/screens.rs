@@ -1,7 +1,7 @@
 //! What a person sees of twheel: tables, help, manual pages, the proposals of shells, and refusals.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::Read,
     os::fd::OwnedFd,
     process::{Command, Stdio},
@@ -10,11 +10,16 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use nix::pty::{Winsize, openpty};
+use nix::{
+    pty::{Winsize, openpty},
+    sys::signal::{Signal, kill},
+    unistd::{Pid, geteuid},
+};
 use twheel_tests::{
+    directory::Directory,
     netns::{Namespace, require_root},
     pair::{Pair, SERVER},
-    running::{PolicyFile, Twheel, twheel_bin, wait_within},
+    running::{Ended, PolicyFile, Twheel, once, twheel_bin, wait_within},
 };
 
 fn lines(host: &Namespace, args: &[&str]) -> Result<Vec<String>> {
@@ -261,5 +266,155 @@ fn documents_and_manual_pages_are_in_the_program() -> Result<()> {
             "{ended:?}"
         );
     }
+    Ok(())
+}
+
+fn refused(ended: &Ended, code: i32, says: &str) -> Result<()> {
+    ensure!(ended.code() == Some(code), "{says}: {ended:?}");
+    ensure!(ended.stderr.contains(says), "{says}: {}", ended.stderr);
+    Ok(())
+}
+
+#[test]
+fn refusals_say_what_to_give() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let host = &pair.server;
+    let run = ["run", "--iface", SERVER, "--history", "off"];
+    let with = |more: &[&str]| host.twheel_once(&[&run[..], more].concat());
+    refused(
+        &with(&["--timeout", "0s"])?,
+        2,
+        "--timeout 0s: give 100ms (the tick)",
+    )?;
+    refused(
+        &with(&["--timeout", "close=0s"])?,
+        2,
+        "--timeout close=0s: give",
+    )?;
+    refused(
+        &with(&["--timeout", "99999d"])?,
+        2,
+        "--timeout 99999d: give",
+    )?;
+    refused(
+        &with(&["--history-size", "banana"])?,
+        2,
+        "give a size, such as",
+    )?;
+    refused(
+        &with(&["--tick", "fast"])?,
+        2,
+        "give a duration with its unit",
+    )?;
+    refused(
+        &host.twheel_once(&["expired", "--since", "yesterday"])?,
+        2,
+        "such as 150ms, 30s",
+    )?;
+    refused(
+        &host.twheel_once(&["plan", "--flows", "9", "--memory", "x"])?,
+        2,
+        "give a size",
+    )?;
+
+    for option in [&["--dry-run"][..], &["--protect", "dport == 22"]] {
+        let args = [&["--iface", SERVER][..], option].concat();
+        let twheel = Twheel::start(host, &args)?;
+        let says = format!("{} without --reap: nothing is reaped", option[0]);
+        ensure!(twheel.stderr().contains(&says), "{}", twheel.stderr());
+        twheel.stop()?;
+    }
+
+    let history = Directory::new("screens")?;
+    let twheel = Twheel::start(host, &["--iface", SERVER, "--history", history.path()])?;
+    for key in ["rtt", "bytes", "packets"] {
+        refused(
+            &host.twheel_once(&["flows", "--sort", key])?,
+            2,
+            &format!("--sort {key}: it is not"),
+        )?;
+    }
+    // Nobody has the right to read the history.
+    let mut nobody = host.command("setpriv")?;
+    nobody.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+    nobody
+        .arg(twheel_bin()?)
+        .args(["expired", "--history", history.path()]);
+    refused(&once(nobody)?, 3, "use the account of `twheel run`")?;
+    // There is nothing to read again, and nothing else to do.
+    kill(Pid::from_raw(twheel.pid() as i32), Signal::SIGHUP)?;
+    twheel.await_stderr("there is no --policy to read again")?;
+    ensure!(lines(host, &["flows"])?.len() == 1);
+    ensure!(twheel.stop()?.code() == Some(0));
+    host.check_clean(SERVER)
+}
+
+#[test]
+fn interfaces_are_found_by_list_and_by_a_new_name() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let host = &pair.server;
+    host.ip("link add twd0 type veth peer name twd9")?;
+    host.ip("link set twd0 up")?;
+    let both = format!("{SERVER},twd0");
+    let twheel = Twheel::start(host, &["--iface", &both, "--keep"])?;
+    twheel.await_stderr("twd0: attached")?;
+    lines(host, &["flows", "--iface", &both])?;
+    refused(
+        &host.twheel_once(&["flows", "--iface", &format!("{SERVER},lo")])?,
+        6,
+        "not running on lo",
+    )?;
+    host.batch("link set twd0 down\nlink set twd0 name twd1\nlink set twd1 up\n")?;
+    twheel.await_stderr("twd0: renamed to twd1")?;
+    for name in ["twd0", "twd1"] {
+        lines(host, &["stats", "--iface", name])?;
+    }
+    twheel.stop()?;
+    refused(
+        &host.twheel_once(&["detach", "--iface", "twd1"])?,
+        6,
+        "twheel detach --iface twd0",
+    )?;
+    let ended = host.twheel_once(&["detach", "--iface", "twd0"])?;
+    refused(
+        &ended,
+        0,
+        &format!("twd0: detached; still attached: {SERVER}"),
+    )?;
+    let ended = host.twheel_once(&["detach", "--iface", SERVER])?;
+    refused(&ended, 0, &format!("{SERVER}: detached\n"))?;
+    host.check_clean(SERVER)
+}
+
+#[test]
+fn the_examples_of_policy_check_fit_the_policy_of_the_document() -> Result<()> {
+    ensure!(geteuid().is_root(), "run as root");
+    let host = Namespace::new("screens")?;
+    let document = include_str!("../../docs/policy.md");
+    let policy = document.split("```toml\n").nth(1);
+    let policy = policy
+        .and_then(|it| it.split("```").next())
+        .context("no policy")?;
+    let directory = Directory::new("examples")?;
+    fs::write(format!("{}/policy.toml", directory.path()), policy)?;
+    let help = lines(&host, &["policy", "check", "--help"])?;
+    let examples = help
+        .iter()
+        .filter_map(|line| line.strip_prefix("  twheel "));
+    let mut count = 0;
+    for example in examples {
+        let mut shell = host.command("sh")?;
+        let program = twheel_bin()?;
+        shell.args([
+            "-c",
+            &format!("cd {} && {} {example}", directory.path(), program.display()),
+        ]);
+        let ended = once(shell)?;
+        ensure!(ended.code() == Some(0), "{example}: {ended:?}");
+        count += 1;
+    }
+    ensure!(count >= 4, "{help:#?}");
     Ok(())
 }

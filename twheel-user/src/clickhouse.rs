@@ -304,7 +304,7 @@ impl Server {
             }
             Refusal::Rights => {
                 let user = self.address.user.as_deref().unwrap_or("default");
-                format!("ClickHouse at {url} lets the user {user} not do this: grant it: {why}")
+                format!("ClickHouse at {url} does not let the user {user} do this: grant it: {why}")
             }
             Refusal::Missing => format!(
                 "the database {database} or its tables are not at {url}: give the right --database, \

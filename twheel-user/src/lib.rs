@@ -74,6 +74,7 @@ pub mod failure;
 pub mod filter;
 pub mod fleet;
 pub mod flows;
+pub mod given;
 pub mod history;
 pub mod hooks;
 pub mod host;

@@ -28,14 +28,26 @@ impl Detach {
         let interfaces = patterns::parse("--iface", &self.interfaces)?;
         let mut missing = Vec::new();
         for interface in &interfaces {
-            if pins::detach(interface)? {
-                say!("{}: detached", interface.text());
-            } else {
-                missing.push(interface.text());
+            let name = interface.text();
+            match pins::detach(interface)? {
+                Some(stay) if stay.is_empty() => say!("{name}: detached"),
+                Some(stay) => {
+                    let stay = stay.join(", ");
+                    say!("{name}: detached; still attached: {stay}");
+                }
+                None => missing.push(name),
             }
         }
         if missing.is_empty() {
             return Ok(());
+        }
+        for name in &missing {
+            if let Some((_, earlier)) = pins::renamed(name)? {
+                let what = format!(
+                    "twheel holds {name} by its earlier name: run `twheel detach --iface {earlier}`"
+                );
+                return Err(Failure::new(Kind::Pins, what).into());
+            }
         }
         Err(Failure::new(
             Kind::Pins,

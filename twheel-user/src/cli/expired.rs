@@ -14,6 +14,7 @@ use super::complete;
 use super::select::{Numbers, Select, Which, event_kind, while_read};
 use crate::{
     filter::{Knowable, Subject},
+    given,
     history::{self, Past, PastEvent},
     model::{EventKind, FlowEvent},
     output::{json::Json, table::HELD, text::Text},
@@ -35,7 +36,7 @@ pub struct Expired {
     #[command(flatten)]
     select: Select,
     /// Show only flows that ended within this time
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = given::duration)]
     since: Option<Duration>,
     /// Show only the last N
     #[arg(long, value_name = "N")]

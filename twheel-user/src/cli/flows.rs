@@ -7,10 +7,11 @@ use clap::{Args, ValueEnum};
 
 use super::{
     owner::{Owned, say_notices},
-    select::{Numbers, Select, Which, while_read},
+    select::{Numbers, Select, Which, known, while_read},
 };
 use crate::{
-    filter::{Filter, Subject},
+    failure::{Failure, Kind},
+    filter::{Field, Filter, Knowable, Subject},
     flows,
     inspect::Reader,
     model::Tracked,
@@ -74,6 +75,18 @@ pub enum Key {
 }
 
 impl Key {
+    /// Why flows cannot be sorted by it here; [`None`] if they can.
+    fn unknown(self, known: Knowable) -> Option<String> {
+        let field = match self {
+            Self::Packets => Field::Packets,
+            Self::Bytes => Field::Bytes,
+            Self::Rtt => Field::Rtt,
+            _ => return None,
+        };
+        let why = field.unknown(known)?;
+        Some(format!("--sort {}: it {why}", field.name()))
+    }
+
     /// The order of two flows.
     pub fn compare(self, one: &Tracked, two: &Tracked) -> Ordering {
         let sum = |of: &Tracked, what: fn(&twheel_common::flow::Traffic) -> u64| {
@@ -209,6 +222,9 @@ impl Flows {
     pub(super) fn execute(self) -> Result<()> {
         let reader = self.select.open()?;
         let filter = self.which.filter_for(&reader)?;
+        if let Some(why) = self.sort.and_then(|key| key.unknown(known(&reader))) {
+            return Err(Failure::new(Kind::Usage, why).into());
+        }
         let choice = Choice {
             sort: self.sort,
             reverse: self.reverse,

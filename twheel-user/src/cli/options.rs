@@ -13,7 +13,7 @@ use crate::{
     clock::Clock,
     failure::{Failure, Kind},
     filter::Knowable,
-    history,
+    given, history,
     hooks::{Egress, Hooks, Ingress, Mode},
     metrics,
     model::EventKind,
@@ -50,7 +50,7 @@ pub struct Options {
     #[arg(long, value_enum, default_value = "auto")]
     pub egress: Egress,
     /// Tick of the wheels: the precision of expiry [default: 100ms; 10ms with `--rto on`]
-    #[arg(long, value_parser = humantime::parse_duration)]
+    #[arg(long, value_parser = given::duration)]
     pub tick: Option<Duration>,
     /// Idle timeouts: a list of STATE=DURATION, with conntrack's names of states. A DURATION alone sets that of established
     /// flows and limits all others; `inherit` takes this host's conntrack settings [default: conntrack's defaults]
@@ -84,7 +84,7 @@ pub struct Options {
     #[arg(long)]
     pub accounting: bool,
     /// Report each live flow this often, if it has had packets: `update` events
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = given::duration)]
     pub active_timeout: Option<Duration>,
     /// Report each flow that is still in the table when the run ends: `update` events
     #[arg(long)]
@@ -100,10 +100,10 @@ pub struct Options {
     #[arg(long, value_enum, default_value = "off")]
     pub rto: Switch,
     /// Minimum added to the round trip time to form the retransmission timeout
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "200ms")]
+    #[arg(long, value_parser = given::duration, default_value = "200ms")]
     pub rto_min: Duration,
     /// Longest retransmission timeout
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "120s")]
+    #[arg(long, value_parser = given::duration, default_value = "120s")]
     pub rto_max: Duration,
     /// Retransmission timeouts in a row after which a flow is stalled; its idle timeout is then at most `retrans`
     #[arg(long, value_name = "N", default_value_t = 3)]
@@ -132,7 +132,7 @@ pub struct Options {
     #[arg(long, value_name = "DIR", env = "TWHEEL_HISTORY", default_value = history::DIRECTORY)]
     pub history: PathBuf,
     /// Most disk space for the history; the oldest flows are removed first
-    #[arg(long, value_name = "BYTES", default_value = "64MiB")]
+    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = given::size)]
     pub history_size: ByteSize,
     /// Print one JSON object a line
     #[arg(long)]
@@ -142,8 +142,6 @@ pub struct Options {
     /// it is on standard error
     #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "update,end,rto,reap,run", add = complete::kinds())]
     pub events: Vec<EventKind>,
-    #[command(flatten)]
-    pub reap: Reap,
     /// Serve Prometheus metrics at /metrics, health at /healthz and a page that shows the wheels at /. ADDR is a port on the
     /// loopback address, or an IP address and a port
     #[arg(long, value_name = "ADDR", value_parser = metrics::parse_address)]
@@ -162,6 +160,9 @@ pub struct Options {
     /// live-frames]
     #[arg(long, value_enum, value_name = "WAY")]
     pub stepping: Option<Stepping>,
+    // Last: its heading is that of every option after it, too.
+    #[command(flatten)]
+    pub reap: Reap,
 }
 
 /// What is tracked.
@@ -295,6 +296,7 @@ impl Options {
                 rto: self.rto == Switch::On,
             },
             wanted.strict,
+            self.policy.is_some(),
         )?;
         let mut config = wanted.config(clock)?;
         config.1.actions = self.reap.actions.bits();

@@ -12,7 +12,7 @@ use twheel_common::wheel::WheelScheme;
 use crate::{
     clock::Clock,
     failure::{Failure, Kind},
-    host,
+    given, host,
     output::{
         json::write_now,
         table::{Column, Table},
@@ -36,10 +36,10 @@ pub struct Plan {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FLOWS)))]
     flows: u32,
     /// Timeout of established flows
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "60s")]
+    #[arg(long, value_parser = given::duration, default_value = "60s")]
     timeout: Duration,
     /// Tick, as for `twheel run`
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "100ms")]
+    #[arg(long, value_parser = given::duration, default_value = "100ms")]
     tick: Duration,
     /// Most memory, such as 500MB or 2GiB
     #[arg(long, value_name = "SIZE")]
@@ -63,7 +63,7 @@ impl std::str::FromStr for Memory {
     type Err = String;
 
     fn from_str(given: &str) -> Result<Self, String> {
-        let size: bytesize::ByteSize = given.parse()?;
+        let size = self::given::size(given)?;
         Ok(Self {
             given: given.to_owned(),
             bytes: size.as_u64(),

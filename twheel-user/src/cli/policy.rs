@@ -18,7 +18,7 @@ use crate::{
     action::Action,
     clock::Clock,
     failure::{Failure, Kind},
-    host, output,
+    given, host, output,
     pins::Instance,
     policy::{
         Compiled, Policy as Rules, Query, Reap, Rule, Timeouts, Verdict, install, mapped, packed,
@@ -95,8 +95,8 @@ impl Load {
 Examples:
   twheel policy check policy.toml
   twheel policy check policy.toml --proto tcp --src 10.1.2.3 --dst 192.0.2.1:22
-  twheel policy check policy.toml --proto udp --dst [2001:db8::1]:53 --iface eth0 --direction in
-  twheel policy check policy.toml --proto tcp --vlan 10 --zone 7")]
+  twheel policy check policy.toml --proto udp --dst '[2001:db8::1]:53' --iface eth0 --direction in --src 2001:db8::9 --vlan 0
+  twheel policy check policy.toml --proto tcp --src 10.1.2.3 --dst 192.0.2.1:25 --vlan 10 --zone 7")]
 struct Check {
     /// Policy file
     file: PathBuf,
@@ -122,7 +122,7 @@ struct Check {
     #[arg(long, value_enum)]
     direction: Option<Way>,
     /// Tick, as for `twheel run`: no timeout may be shorter
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "100ms")]
+    #[arg(long, value_parser = given::duration, default_value = "100ms")]
     tick: Duration,
     /// Print one JSON object
     #[arg(long)]

@@ -45,12 +45,13 @@ pub struct Reap {
 
 impl Reap {
     /// What the reaper may do. `known`: the fields that are known of flows that have ended.
+    /// `has_policy`: a policy may ask for actions, too.
     ///
     /// # Errors
     ///
     /// [`Kind::Usage`]: a filter is invalid, a namespace does not exist, or enforcement was not
     /// confirmed. Also if something that the actions need cannot be opened.
-    pub fn wanted(&self, known: Knowable, strict: bool) -> Result<Mandate> {
+    pub fn wanted(&self, known: Knowable, strict: bool, has_policy: bool) -> Result<Mandate> {
         fn refuse<T>(what: &str) -> Result<T> {
             Err(Failure::new(Kind::Usage, what).into())
         }
@@ -65,6 +66,18 @@ impl Reap {
                 "--reap with --pickup strict: twheel could not see that a flow is active again: \
                  remove one of the two options",
             );
+        }
+        let given = [
+            ("--dry-run", self.dry_run),
+            ("--protect", !self.protect.is_empty()),
+        ];
+        for (option, _) in given.into_iter().filter(|(_, given)| *given && !has_policy) {
+            if self.actions.is_empty() {
+                say!(
+                    "twheel: {option} without --reap: nothing is reaped, unless a policy that is \
+                     loaded later says so"
+                );
+            }
         }
         let protect = self.protect.iter().map(|text| {
             let filter = Filter::parse(text, known)?;

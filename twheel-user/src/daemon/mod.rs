@@ -468,8 +468,10 @@ impl<'a> Daemon<'a> {
                     }
                     if self.setup.policy.is_some() {
                         self.reload();
-                    } else if !resumed {
+                    } else if stop.has_lost_terminal() {
                         return Ok(Ending::Signal);
+                    } else if !resumed {
+                        say!("SIGHUP: there is no --policy to read again; SIGINT or SIGTERM ends the run");
                     }
                 }
             }

@@ -39,6 +39,6 @@ pub use self::{
     path::{Hook, lasting_name, namespace},
 };
 pub(crate) use self::{
-    find::holding,
+    find::{holding, renamed},
     path::{entries, link_name},
 };
