@@ -18,7 +18,7 @@ use nix::{
 use twheel_tests::{
     directory::Directory,
     netns::{Namespace, require_root},
-    pair::{Pair, SERVER},
+    pair::{Busy, Pair, SERVER},
     running::{Ended, PolicyFile, Twheel, once, twheel_bin, wait_within},
 };
 
@@ -100,6 +100,42 @@ fn stats_are_grouped_and_without_zeros_and_drawn_over() -> Result<()> {
         ensure!(shown.iter().all(fits), "{look:?}");
     }
     ensure!(text.contains("A SECOND"), "{text:?}");
+    twheel.stop()?;
+    pair.server.check_clean(SERVER)
+}
+
+#[test]
+fn what_programs_cost_is_measured() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(&pair.server, &["--iface", SERVER])?;
+    let open = pair.connect_some(2)?;
+    let busy = Busy::start(open, Duration::from_millis(5));
+    let text = lines(&pair.server, &["stats", "--cost"])?;
+    let json = lines(&pair.server, &["stats", "--cost", "--json"])?;
+    busy.stop()?;
+    for program in ["twheel_xdp", "all packets"] {
+        let line = text.iter().find(|line| line.starts_with(program));
+        let line = line.with_context(|| format!("no {program}: {text:#?}"))?;
+        let numbers = line[program.len()..].split_ascii_whitespace();
+        let numbers: Vec<f64> = numbers
+            .map(|it| it.trim_end_matches('%').parse())
+            .collect::<Result<_, _>>()?;
+        let [runs, nanoseconds, share] = numbers[..] else {
+            anyhow::bail!("{line}");
+        };
+        ensure!(
+            runs > 50.0 && (10.0..100_000.0).contains(&nanoseconds),
+            "{line}"
+        );
+        ensure!(share < 100.0, "{line}");
+    }
+    let costs = json
+        .iter()
+        .filter(|line| line.contains("\"event\":\"cost\""));
+    ensure!(costs.count() >= 3, "{json:#?}");
+    let ran = |line: &&String| line.contains("twheel_xdp") && line.contains("\"run_us\":");
+    ensure!(json.iter().filter(ran).count() == 1, "{json:#?}");
     twheel.stop()?;
     pair.server.check_clean(SERVER)
 }

@@ -1,5 +1,7 @@
 //! `twheel stats`
 
+mod cost;
+
 use std::{
     collections::{BTreeMap, HashMap},
     fs,
@@ -14,9 +16,11 @@ use ratatui::crossterm::terminal;
 use serde::Serialize;
 use twheel_common::counter::{Counter, Counters};
 
+use self::cost::Costs;
 use super::select::{Numbers, Select, interval, while_read};
 use crate::{
     call,
+    cost::Cost,
     inspect::{CounterReadings, Reader},
     output::{
         json,
@@ -35,6 +39,7 @@ Examples:
   twheel stats
   twheel stats --watch          # every second, with rates, until Ctrl-C
   twheel stats --all --cpus     # also what is 0, and the counts of each CPU
+  twheel stats --cost           # nanoseconds a packet
   twheel stats --json | jq 'select(.counter == \"events_lost\").total'")]
 pub struct Stats {
     #[command(flatten)]
@@ -61,6 +66,10 @@ struct Show {
     /// Also show the counts of each CPU
     #[arg(long)]
     cpus: bool,
+    /// Also measure for a second, or between the looks, what the programs cost: nanoseconds a packet, and the share of a CPU.
+    /// The kernel's statistics of programs are switched on meanwhile, which takes CAP_SYS_ADMIN
+    #[arg(long)]
+    cost: bool,
     #[command(flatten)]
     numbers: Numbers,
 }
@@ -182,19 +191,26 @@ impl Stats {
     pub(super) fn execute(self) -> Result<()> {
         let reader = self.select.open()?;
         let is_terminal = io::stdout().is_terminal();
+        let mut measured = self.show.cost.then(|| Costs::start(&reader)).transpose()?;
         while_read(|out| {
             let mut earlier: Option<Look> = None;
+            if measured.is_some() {
+                thread::sleep(self.interval);
+            }
             loop {
                 let look = Look::at(&reader)?;
+                let costs = measured.as_mut().map(|it| it.look(&reader));
+                let costs = costs.transpose()?.unwrap_or_default();
                 let mut text = Vec::new();
                 // The size of a terminal may change.
                 let size = terminal::size().ok().filter(|_| is_terminal);
                 if self.json {
                     write_json(&reader, &look, earlier.as_ref(), out)?;
+                    cost::write_json(&reader, &costs, out)?;
                 } else {
                     let wide = size.map(|(columns, _)| columns.into());
                     let looks = (&look, earlier.as_ref());
-                    write_text(&reader, looks, (&self.show, wide), &mut text)?;
+                    write_text(&reader, looks, &costs, (&self.show, wide), &mut text)?;
                 }
                 match size.filter(|_| self.show.watch && !self.json) {
                     Some(size) => redraw(&String::from_utf8_lossy(&text), size, out)?,
@@ -268,6 +284,7 @@ const COLUMNS: usize = 6;
 fn write_text(
     reader: &Reader,
     (look, earlier): (&Look, Option<&Look>),
+    costs: &[Cost],
     (show, wide): (&Show, Option<usize>),
     out: &mut dyn Write,
 ) -> Result<()> {
@@ -291,6 +308,9 @@ fn write_text(
                 None => writeln!(out, "{interface}: gone")?,
             }
         }
+    }
+    if show.cost {
+        cost::write_text(costs, units, out)?;
     }
     write_counters(look, earlier, (show, wide), out)?;
     let interfaces = &look.counted.interfaces;
