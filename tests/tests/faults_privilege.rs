@@ -319,9 +319,7 @@ fn root_gives_up_the_rest_and_shares_with_a_group_alone() -> Result<()> {
             ended.code() != Some(0) && ended.lines.is_empty(),
             "{command}: {ended:?}"
         );
-        if !command.starts_with("expired") {
-            check_refused(&ended, Kind::Permission, &["--group"])?;
-        }
+        check_refused(&ended, Kind::Permission, &["--group"])?;
     }
 
     // Killed, and adopted by a run without a group: the pins are for its user alone again.

@@ -224,7 +224,7 @@ fn lo_runs_generic_when_asked_and_when_native_is_refused() -> Result<()> {
         let stderr = twheel.stderr();
         assert!(stderr.contains("lo: attached, generic XDP"), "{stderr}");
         assert_eq!(
-            stderr.contains("the driver refuses native XDP"),
+            stderr.contains("the driver has no native XDP"),
             refused,
             "{stderr}"
         );

@@ -379,6 +379,10 @@ fn attach_xdp(
 }
 
 fn driver_refuses(error: ProgramError) -> String {
+    // What most drivers without native XDP say: no failure, but what they are.
+    if errno(&error) == Some(libc::EOPNOTSUPP) {
+        return "the driver has no native XDP".to_owned();
+    }
     format!(
         "the driver refuses native XDP: {:#}",
         anyhow::Error::new(error)

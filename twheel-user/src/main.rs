@@ -4,11 +4,12 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use twheel::{
-    cli::Cli,
+    cli::{Cli, complete},
     failure::{exit_code, is_broken_pipe},
 };
 
 fn main() -> ExitCode {
+    complete::answer();
     match Cli::parse().execute() {
         Ok(()) => ExitCode::SUCCESS,
         // A broken pipe is no error: `| head` has read what it wanted.

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use humantime::format_duration;
 use twheel_common::{
     config::{CLOCK_JIFFIES, Config, Enforce, Rto},
     enforce::MAX_RATE,
@@ -16,6 +15,7 @@ use twheel_common::{
 use crate::{
     clock::Clock,
     failure::{Failure, Kind},
+    given::written,
     timeouts::Timeouts,
 };
 
@@ -123,9 +123,9 @@ impl Settings {
         if !(clock.unit()..=MAX_TICK).contains(&tick) {
             return usage(format!(
                 "--tick {}: give {} (the resolution of this kernel's clock) to {}",
-                format_duration(tick),
-                format_duration(clock.unit()),
-                format_duration(MAX_TICK)
+                written(tick),
+                written(clock.unit()),
+                written(MAX_TICK)
             ));
         }
         // Of two options that conflict, name the one that the user gave.
@@ -134,9 +134,9 @@ impl Settings {
             return usage(format!(
                 "--tick {}: give {} (the resolution of this kernel's clock) to {} (the shortest \
                  timeout)",
-                format_duration(tick),
-                format_duration(clock.unit()),
-                format_duration(shortest)
+                written(tick),
+                written(clock.unit()),
+                written(shortest)
             ));
         }
         let rto = self.retransmission(clock)?;
@@ -193,10 +193,10 @@ impl Settings {
             return usage(format!(
                 "--rto-min {} --rto-max {}: give {} (the resolution of this kernel's clock) to {}, \
                  the smaller first",
-                format_duration(min),
-                format_duration(max),
-                format_duration(clock.unit()),
-                format_duration(MAX)
+                written(min),
+                written(max),
+                written(clock.unit()),
+                written(MAX)
             ));
         }
         if !(1..=255).contains(&self.max_retrans) {
@@ -218,9 +218,9 @@ fn active_timeout(timeout: Duration, tick: Duration, clock: Clock) -> Result<u32
     if !(tick..=longest).contains(&timeout) {
         return usage(format!(
             "--active-timeout {}: give {} (a tick of the wheel) to {}",
-            format_duration(timeout),
-            format_duration(tick),
-            format_duration(longest)
+            written(timeout),
+            written(tick),
+            written(longest)
         ));
     }
     Ok(clock.units_ceil(timeout) as u32)
@@ -274,7 +274,7 @@ impl Settings {
                          ahead, and the clock only {}: give 1 to {most}",
                         levels - 1,
                         1 << bits,
-                        format_duration(clock.duration(tick.into())),
+                        written(clock.duration(tick.into())),
                         clock.duration(reach * u64::from(tick)).as_secs() / 86_400,
                         clock.duration(MAX_TIMEOUT_UNITS).as_secs() / 86_400,
                     ));
@@ -293,8 +293,8 @@ impl Settings {
                          far as the longest timeout: give a longer --tick, more --slots (up to \
                          {}), or another --scheme",
                         geometry.slots(),
-                        format_duration(clock.duration(tick.into())),
-                        format_duration(clock.duration(range)),
+                        written(clock.duration(tick.into())),
+                        written(clock.duration(range)),
                         SLOTS.end(),
                     ));
                 }
@@ -506,7 +506,7 @@ mod tests {
                 },
             ),
             (
-                "--tick 1m 1s: give 1ms (the resolution of this kernel's clock) to 10s (the \
+                "--tick 61s: give 1ms (the resolution of this kernel's clock) to 10s (the \
                  shortest timeout)",
                 Settings {
                     tick: Duration::from_secs(61),

@@ -18,6 +18,7 @@ use twheel_common::{
 use crate::{
     clock::Clock,
     failure::{Failure, Kind},
+    given::{self, written},
 };
 
 /// Their names, by the numbers of [`rule::Timeouts`].
@@ -84,6 +85,8 @@ pub struct Timeouts {
     pub of: [Duration; COUNT],
     /// Whether the user gave `unreplied`.
     unreplied: bool,
+    /// The plain duration that the user gave, which limits all.
+    limit: Option<Duration>,
 }
 
 impl Default for Timeouts {
@@ -96,6 +99,7 @@ impl Default for Timeouts {
         Self {
             of: seconds.map(Duration::from_secs),
             unreplied: false,
+            limit: None,
         }
     }
 }
@@ -106,6 +110,7 @@ impl Timeouts {
         let mut timeouts = Self {
             of: [idle; COUNT],
             unreplied: true,
+            limit: None,
         };
         for state in [State::LastAck, State::TimeWait, State::Close] {
             timeouts.of[state as usize] = closed;
@@ -125,12 +130,11 @@ impl Timeouts {
         for item in list.split(',').map(str::trim) {
             match item.split_once('=') {
                 Some((name, value)) => {
-                    let value = duration(value.trim())
-                        .map_err(|error| usage(format!("{error:#} (in {item})")))?;
+                    let value = duration(value.trim(), item)?;
                     timeouts.set(name.trim(), value)?;
                 }
                 None if item == "inherit" => timeouts = Self::inherit()?,
-                None => timeouts.limit(duration(item)?),
+                None => timeouts.limit(duration(item, item)?),
             }
         }
         Ok(timeouts)
@@ -153,6 +157,7 @@ impl Timeouts {
             *timeout = most.min(*timeout);
         }
         self.of[State::Established as usize] = most;
+        self.limit = Some(most);
     }
 
     /// conntrack's timeouts on this host.
@@ -190,10 +195,15 @@ impl Timeouts {
         let mut units = [0; rule::Timeouts::COUNT];
         for ((units, timeout), name) in units.iter_mut().zip(self.of).zip(NAMES) {
             if !(least..=most).contains(&timeout) {
+                // A plain duration names no state, and so the refusal names none.
+                let of = match self.limit == Some(timeout) {
+                    true => String::new(),
+                    false => format!("{name}="),
+                };
                 return Err(usage(format!(
-                    "--timeout {name}={}: give {} (the tick) to {} days",
-                    format_duration(timeout),
-                    format_duration(least),
+                    "--timeout {of}{}: give {} (the tick) to {} days",
+                    written(timeout),
+                    written(least),
                     most.as_secs() / 86_400,
                 )));
             }
@@ -223,9 +233,9 @@ impl fmt::Display for Timeouts {
     }
 }
 
-fn duration(text: &str) -> Result<Duration> {
-    humantime::parse_duration(text)
-        .map_err(|error| usage(format!("--timeout {text}: {error}: give 90s, 5m, 2h, …")))
+/// Reads a duration, of this item of the list.
+fn duration(text: &str, item: &str) -> Result<Duration> {
+    given::duration(text).map_err(|error| usage(format!("--timeout {item}: {error}")))
 }
 
 fn usage(message: String) -> anyhow::Error {
@@ -268,10 +278,7 @@ mod tests {
     fn what_is_no_timeout_is_refused_by_name() {
         for (list, says) in [
             ("soon", "--timeout soon:"),
-            (
-                "close=",
-                "--timeout : value was empty: give 90s, 5m, 2h, … (in close=)",
-            ),
+            ("close=", "--timeout close=: give a duration with its unit"),
             ("closed=2s", "--timeout closed: unknown name"),
             ("", "--timeout :"),
         ] {

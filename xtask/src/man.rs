@@ -13,7 +13,7 @@ use crate::{
 pub fn man() -> Result<()> {
     let twheel = run::build(None)?.twheel;
     let pages = sh::target("man");
-    sh::run(Command::new(twheel).arg("man").arg(&pages))?;
+    sh::run(Command::new(twheel).args(["man", "--dir"]).arg(&pages))?;
     say!("Read them: man -l {}", pages.join("twheel.1").display());
     Ok(())
 }

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 
+use super::complete;
 use crate::{
     failure::{Failure, Kind},
     host, patterns, pins,
@@ -17,7 +18,7 @@ Examples:
   twheel detach --iface 'veth*'")]
 pub struct Detach {
     /// Interface, pattern such as 'veth*', all, or a list with commas; may be repeated
-    #[arg(long = "iface", value_name = "NAME", required = true)]
+    #[arg(long = "iface", value_name = "NAME", required = true, add = complete::instances())]
     interfaces: Vec<String>,
 }
 
@@ -27,14 +28,26 @@ impl Detach {
         let interfaces = patterns::parse("--iface", &self.interfaces)?;
         let mut missing = Vec::new();
         for interface in &interfaces {
-            if pins::detach(interface)? {
-                say!("{}: detached", interface.text());
-            } else {
-                missing.push(interface.text());
+            let name = interface.text();
+            match pins::detach(interface)? {
+                Some(stay) if stay.is_empty() => say!("{name}: detached"),
+                Some(stay) => {
+                    let stay = stay.join(", ");
+                    say!("{name}: detached; still attached: {stay}");
+                }
+                None => missing.push(name),
             }
         }
         if missing.is_empty() {
             return Ok(());
+        }
+        for name in &missing {
+            if let Some((_, earlier)) = pins::renamed(name)? {
+                let what = format!(
+                    "twheel holds {name} by its earlier name: run `twheel detach --iface {earlier}`"
+                );
+                return Err(Failure::new(Kind::Pins, what).into());
+            }
         }
         Err(Failure::new(
             Kind::Pins,

@@ -6,7 +6,10 @@ use anstyle::{AnsiColor, Style};
 use anyhow::{Context, Result};
 use clap::Args;
 
-use super::options::{Options, each_once};
+use super::{
+    complete,
+    options::{Options, each_once},
+};
 use crate::{
     clock::Clock,
     doctor::{Finding, Intended, Status, examine},
@@ -31,10 +34,10 @@ Examples:
   twheel doctor --json | jq 'select(.status != \"ok\")'")]
 pub struct Doctor {
     /// Interface, pattern for interfaces that exist, or a list with commas; may be repeated [default: all except loopback]
-    #[arg(long = "iface", value_name = "NAME")]
+    #[arg(long = "iface", value_name = "NAME", add = complete::interfaces())]
     interfaces: Vec<String>,
     /// Exclude these from the interfaces that --iface patterns match: a name, pattern or list
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::interfaces())]
     exclude: Vec<String>,
     /// Options of `twheel run`: what would be loaded
     #[command(flatten)]

@@ -10,12 +10,14 @@ use std::{
 use anyhow::Result;
 use clap::Args;
 
-use super::select::{Select, Which, event_kind, while_read};
+use super::complete;
+use super::select::{Numbers, Select, Which, event_kind, while_read};
 use crate::{
     filter::{Knowable, Subject},
+    given,
     history::{self, Past, PastEvent},
     model::{EventKind, FlowEvent},
-    output::{json::Json, text::Text},
+    output::{json::Json, table::HELD, text::Text},
 };
 
 /// List flows that have ended, when and why, from the history on disk
@@ -34,13 +36,13 @@ pub struct Expired {
     #[command(flatten)]
     select: Select,
     /// Show only flows that ended within this time
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = given::duration)]
     since: Option<Duration>,
     /// Show only the last N
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
     /// Kinds of events to show, a list of `begin`, `update`, `end`, `rto`, `reap` and `run`. With a filter, only `end` and `reap` are shown
-    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "end")]
+    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "end", add = complete::kinds())]
     events: Vec<EventKind>,
     /// Keep printing flows as they end
     #[arg(short, long)]
@@ -48,6 +50,8 @@ pub struct Expired {
     /// Directory of the histories
     #[arg(long, value_name = "DIR", env = "TWHEEL_HISTORY", default_value = history::DIRECTORY)]
     history: PathBuf,
+    #[command(flatten)]
+    numbers: Numbers,
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
@@ -68,21 +72,27 @@ impl Expired {
             history::HistoryReader::open(&self.history, &name, since.unwrap_or(UNIX_EPOCH))?;
         // Start watching before the present events are read, so that none in between is missed.
         let follow = self.follow.then(|| reader.follow()).transpose()?;
-        let print = |past: &Past, out: &mut dyn Write| {
-            if self.json {
-                let identity = past.identity.clone();
-                return past.write(&mut Json::new(identity), out);
+        let mut text = Text::new(self.numbers.units());
+        let mut print = |held: &mut VecDeque<Past>, out: &mut dyn Write| -> Result<()> {
+            if !self.json {
+                let flows = held.iter().filter_map(Past::flow);
+                flows.for_each(|flow| text.make_room(flow));
             }
-            write!(
-                out,
-                "{}  ",
-                humantime::format_rfc3339_seconds(past.mark.time)
-            )?;
-            past.write(&mut Text, out)
+            for past in held.drain(..) {
+                if self.json {
+                    past.write(&mut Json::new(past.identity.clone()), out)?;
+                    continue;
+                }
+                let time = humantime::format_rfc3339_seconds(past.mark.time);
+                write!(out, "{time}  ")?;
+                past.write(&mut text, out)?;
+            }
+            Ok(())
         };
         while_read(|out| {
-            // With --limit, the latest events that match so far.
-            let mut latest = VecDeque::new();
+            // With --limit, the latest events that match so far; otherwise those whose endpoints
+            // make the columns as wide as they need.
+            let mut held = VecDeque::new();
             let mut limit = self.limit;
             let (mut damaged, mut lost, mut missed) = (0, 0, 0);
             let mut refused = None;
@@ -102,18 +112,14 @@ impl Expired {
                     if !matches || !self.events.contains(&past.kind()) {
                         continue;
                     }
-                    let Some(limit) = limit else {
-                        print(&past, out)?;
-                        continue;
-                    };
-                    latest.push_back(past);
-                    if latest.len() > limit {
-                        latest.pop_front();
+                    held.push_back(past);
+                    match limit {
+                        Some(limit) if held.len() > limit => drop(held.pop_front()),
+                        None if held.len() >= HELD => print(&mut held, out)?,
+                        _ => {}
                     }
                 }
-                for past in latest.drain(..) {
-                    print(&past, out)?;
-                }
+                print(&mut held, out)?;
                 limit = None;
                 out.flush()?;
                 if reader.damaged > damaged {

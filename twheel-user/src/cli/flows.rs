@@ -7,10 +7,11 @@ use clap::{Args, ValueEnum};
 
 use super::{
     owner::{Owned, say_notices},
-    select::{Select, Which, while_read},
+    select::{Numbers, Select, Which, known, while_read},
 };
 use crate::{
-    filter::{Filter, Subject},
+    failure::{Failure, Kind},
+    filter::{Field, Filter, Knowable, Subject},
     flows,
     inspect::Reader,
     model::Tracked,
@@ -43,6 +44,8 @@ pub struct Flows {
     /// Show at most N flows
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
+    #[command(flatten)]
+    numbers: Numbers,
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
@@ -72,6 +75,18 @@ pub enum Key {
 }
 
 impl Key {
+    /// Why flows cannot be sorted by it here; [`None`] if they can.
+    fn unknown(self, known: Knowable) -> Option<String> {
+        let field = match self {
+            Self::Packets => Field::Packets,
+            Self::Bytes => Field::Bytes,
+            Self::Rtt => Field::Rtt,
+            _ => return None,
+        };
+        let why = field.unknown(known)?;
+        Some(format!("--sort {}: it {why}", field.name()))
+    }
+
     /// The order of two flows.
     pub fn compare(self, one: &Tracked, two: &Tracked) -> Ordering {
         let sum = |of: &Tracked, what: fn(&twheel_common::flow::Traffic) -> u64| {
@@ -207,17 +222,19 @@ impl Flows {
     pub(super) fn execute(self) -> Result<()> {
         let reader = self.select.open()?;
         let filter = self.which.filter_for(&reader)?;
+        if let Some(why) = self.sort.and_then(|key| key.unknown(known(&reader))) {
+            return Err(Failure::new(Kind::Usage, why).into());
+        }
         let choice = Choice {
             sort: self.sort,
             reverse: self.reverse,
             limit: self.limit.unwrap_or(usize::MAX),
         };
         let mut owners = self.owned.open(Owners::for_listing)?;
+        let units = self.numbers.units();
         let listed = while_read(|out| {
             let columns = reader.columns();
-            if !self.json {
-                table::heading(columns, out)?;
-            }
+            let mut table = table::flows(columns);
             // The ages of all flows are of now, however long the list takes.
             let time = SystemTime::now();
             choice.each(&reader, &filter, |tracked| {
@@ -227,10 +244,14 @@ impl Flows {
                 if self.json {
                     json::tracked(reader.identity(), time, tracked, named, out)?;
                 } else {
-                    table::line(tracked, named, columns, out)?;
+                    table.row(table::flow(tracked, named, columns, units), out)?;
                 }
                 Ok(())
-            })
+            })?;
+            match self.json {
+                true => Ok(()),
+                false => Ok(table.end(out)?),
+            }
         });
         say_notices(owners.as_ref());
         listed

@@ -16,7 +16,10 @@ use serde::Serialize;
 use super::select::while_read;
 use crate::{
     history, host,
-    output::json,
+    output::{
+        json,
+        table::{Column, Table},
+    },
     pins::{self, FoundInstance, entries},
 };
 
@@ -120,15 +123,8 @@ impl List {
 }
 
 fn print(listed: &[Listed], out: &mut dyn Write) -> Result<()> {
-    let interfaces = |it: &Listed| it.interfaces.join(",");
-    let longest = |names: &mut dyn Iterator<Item = usize>, least| names.fold(least, usize::max);
-    let wide = longest(&mut listed.iter().map(|it| it.namespace.len()), 9);
-    let wider = longest(&mut listed.iter().map(|it| interfaces(it).len()), 10);
-    writeln!(
-        out,
-        "{:<wide$}  {:<wider$}  {:<13}  HISTORY",
-        "NAMESPACE", "INTERFACES", "STATE"
-    )?;
+    let headings = ["NAMESPACE", "INTERFACES", "STATE", "HISTORY"];
+    let mut table = Table::new(headings.map(Column::text));
     for it in listed {
         let history = it.history.as_ref().map_or("none".to_owned(), |history| {
             let written = history.written.map_or(String::new(), |written| {
@@ -136,15 +132,15 @@ fn print(listed: &[Listed], out: &mut dyn Write) -> Result<()> {
             });
             format!("{}{written}", ByteSize(history.bytes))
         });
-        writeln!(
-            out,
-            "{:<wide$}  {:<wider$}  {:<13}  {history}",
-            it.namespace,
-            interfaces(it),
-            it.state.name(),
-        )?;
+        let cells = vec![
+            it.namespace.clone(),
+            it.interfaces.join(","),
+            it.state.name().to_owned(),
+            history,
+        ];
+        table.row(cells, out)?;
     }
-    Ok(())
+    Ok(table.end(out)?)
 }
 
 /// An instance, with its history, which is taken from those that are left.

@@ -1,27 +1,93 @@
-//! `twheel man`, for `cargo xtask man` and for packagers
+//! `twheel man`
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    io::{self, IsTerminal, Write},
+    path::PathBuf,
+    process::{Command as Program, Stdio},
+};
 
 use anyhow::{Context, Result};
-use clap::{Args, CommandFactory};
+use clap::{Args, Command, CommandFactory};
 
-use super::Cli;
+use super::{Cli, complete, select::while_read};
+use crate::failure::{Failure, Kind};
 
-/// Write a man page for each command into a directory
+/// Show the manual page of a command
+///
+/// man(1) shows it, if that is installed and standard output is a terminal; otherwise the page is printed as roff.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  twheel man target/man && man -l target/man/twheel.1")]
+  twheel man
+  twheel man run
+  twheel man policy check
+  twheel man --dir target/man && man -l target/man/twheel.1")]
 pub struct Man {
-    /// Directory; created if it does not exist
-    directory: PathBuf,
+    /// Command [default: all of twheel]
+    #[arg(value_name = "COMMAND", add = complete::commands())]
+    command: Vec<String>,
+    /// Write a page for each command into this directory, which is created if it does not exist
+    #[arg(long, value_name = "DIR", conflicts_with = "command")]
+    dir: Option<PathBuf>,
 }
 
 impl Man {
     pub(super) fn execute(self) -> Result<()> {
-        let directory = &self.directory;
-        fs::create_dir_all(directory)
-            .and_then(|()| clap_mangen::generate_to(Cli::command(), directory))
-            .with_context(|| format!("cannot write man pages into {}", directory.display()))
+        if let Some(directory) = &self.dir {
+            return fs::create_dir_all(directory)
+                .and_then(|()| clap_mangen::generate_to(Cli::command(), directory))
+                .with_context(|| format!("cannot write man pages into {}", directory.display()));
+        }
+        let mut page = Vec::new();
+        clap_mangen::Man::new(find(&self.command)?).render(&mut page)?;
+        if io::stdout().is_terminal() && show(&page)? {
+            return Ok(());
+        }
+        while_read(|out| Ok(out.write_all(&page)?))
     }
+}
+
+/// Shows a page with man(1). Returns whether that is installed.
+fn show(page: &[u8]) -> Result<bool> {
+    let man = Program::new("man")
+        .args(["-l", "-"])
+        .stdin(Stdio::piped())
+        .spawn();
+    let mut man = match man {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        man => man.context("cannot run man")?,
+    };
+    if let Some(mut input) = man.stdin.take() {
+        // A reader that quits before the end has seen enough.
+        let _ = input.write_all(page);
+    }
+    man.wait().context("cannot wait for man")?;
+    Ok(true)
+}
+
+/// The command of these names, below twheel itself.
+///
+/// # Errors
+///
+/// [`Kind::Usage`]: there is none.
+pub(super) fn find(names: &[String]) -> Result<Command> {
+    let mut command = Cli::command();
+    // Gives the commands their full names.
+    command.build();
+    for name in names {
+        let Some(below) = command.find_subcommand(name) else {
+            let above = command.get_bin_name().unwrap_or("twheel").to_owned();
+            let mut known: Vec<_> = command.get_subcommands().map(Command::get_name).collect();
+            known.retain(|it| *it != "help");
+            let known = match known.is_empty() {
+                true => format!("{above} has no commands"),
+                false => format!("give one of {}", known.join(", ")),
+            };
+            let what = format!("`{above}` has no command `{name}`: {known}");
+            return Err(Failure::new(Kind::Usage, what).into());
+        };
+        command = below.clone();
+    }
+    Ok(command)
 }

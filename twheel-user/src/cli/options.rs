@@ -7,13 +7,13 @@ use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use twheel_common::{config::Config, flow::ZONES, packet::Protocols, rule::Rule};
 
-use super::{SchemeName, reap::Reap, select::event_kind};
+use super::{SchemeName, complete, reap::Reap, select::event_kind};
 use crate::{
     action::Action,
     clock::Clock,
     failure::{Failure, Kind},
     filter::Knowable,
-    history,
+    given, history,
     hooks::{Egress, Hooks, Ingress, Mode},
     metrics,
     model::EventKind,
@@ -44,17 +44,17 @@ pub struct Options {
     /// Position of twheel's programs among other programs at TCX, and of its filters at clsact: first, last, before:NAME
     /// or after:NAME. NAME is a program (at clsact a filter), or id:N [default: first; programs that an earlier run left
     /// stay where they are]
-    #[arg(long, value_name = "PLACE")]
+    #[arg(long, value_name = "PLACE", add = complete::places())]
     pub order: Option<Order>,
     /// Hook for outgoing packets
     #[arg(long, value_enum, default_value = "auto")]
     pub egress: Egress,
     /// Tick of the wheels: the precision of expiry [default: 100ms; 10ms with `--rto on`]
-    #[arg(long, value_parser = humantime::parse_duration)]
+    #[arg(long, value_parser = given::duration)]
     pub tick: Option<Duration>,
     /// Idle timeouts: a list of STATE=DURATION, with conntrack's names of states. A DURATION alone sets that of established
     /// flows and limits all others; `inherit` takes this host's conntrack settings [default: conntrack's defaults]
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, value_name = "LIST", add = complete::timeouts())]
     pub timeout: Option<String>,
     /// Whether to track connections that were already open
     #[arg(long, value_enum, default_value = "loose")]
@@ -69,7 +69,7 @@ pub struct Options {
     /// Put an interface into a zone: flows of different zones may have the same addresses (VRFs, tenants). N is 1 to 65535;
     /// use conntrack's zone if the interface has one. May be repeated; takes lists with commas, and patterns: a name wins
     /// over patterns, the first matching pattern over later ones
-    #[arg(long = "zone", value_name = "IFACE=N", value_delimiter = ',', value_parser = Zone::parse)]
+    #[arg(long = "zone", value_name = "IFACE=N", value_delimiter = ',', value_parser = Zone::parse, add = complete::zones())]
     pub zones: Vec<Zone>,
     /// Protocols to track
     #[arg(
@@ -84,7 +84,7 @@ pub struct Options {
     #[arg(long)]
     pub accounting: bool,
     /// Report each live flow this often, if it has had packets: `update` events
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = given::duration)]
     pub active_timeout: Option<Duration>,
     /// Report each flow that is still in the table when the run ends: `update` events
     #[arg(long)]
@@ -100,10 +100,10 @@ pub struct Options {
     #[arg(long, value_enum, default_value = "off")]
     pub rto: Switch,
     /// Minimum added to the round trip time to form the retransmission timeout
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "200ms")]
+    #[arg(long, value_parser = given::duration, default_value = "200ms")]
     pub rto_min: Duration,
     /// Longest retransmission timeout
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "120s")]
+    #[arg(long, value_parser = given::duration, default_value = "120s")]
     pub rto_max: Duration,
     /// Retransmission timeouts in a row after which a flow is stalled; its idle timeout is then at most `retrans`
     #[arg(long, value_name = "N", default_value_t = 3)]
@@ -132,7 +132,7 @@ pub struct Options {
     #[arg(long, value_name = "DIR", env = "TWHEEL_HISTORY", default_value = history::DIRECTORY)]
     pub history: PathBuf,
     /// Most disk space for the history; the oldest flows are removed first
-    #[arg(long, value_name = "BYTES", default_value = "64MiB")]
+    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = given::size)]
     pub history_size: ByteSize,
     /// Print one JSON object a line
     #[arg(long)]
@@ -140,10 +140,8 @@ pub struct Options {
     /// Kinds of events to print, a list of `begin`, `update`, `end`, `rto`, `reap` and `run`. Beginnings are also in the
     /// history only if they are printed. `run` (attached, lost, summary and so on) is printed with --json only; without it,
     /// it is on standard error
-    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "update,end,rto,reap,run")]
+    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "update,end,rto,reap,run", add = complete::kinds())]
     pub events: Vec<EventKind>,
-    #[command(flatten)]
-    pub reap: Reap,
     /// Serve Prometheus metrics at /metrics, health at /healthz and a page that shows the wheels at /. ADDR is a port on the
     /// loopback address, or an IP address and a port
     #[arg(long, value_name = "ADDR", value_parser = metrics::parse_address)]
@@ -153,7 +151,7 @@ pub struct Options {
     pub keep: bool,
     /// Let members of this group list and delete flows, read the history and load policies; by default only the user of the
     /// run may
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::group())]
     pub group: Option<String>,
     /// Log messages of the data plane to standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "off")]
@@ -162,6 +160,9 @@ pub struct Options {
     /// live-frames]
     #[arg(long, value_enum, value_name = "WAY")]
     pub stepping: Option<Stepping>,
+    // Last: its heading is that of every option after it, too.
+    #[command(flatten)]
+    pub reap: Reap,
 }
 
 /// What is tracked.
@@ -295,6 +296,7 @@ impl Options {
                 rto: self.rto == Switch::On,
             },
             wanted.strict,
+            self.policy.is_some(),
         )?;
         let mut config = wanted.config(clock)?;
         config.1.actions = self.reap.actions.bits();

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 
+use super::complete;
 use crate::{owner::Owners, reap::NamespacePath};
 
 /// Whether owners are shown, and where to look for them.
@@ -12,7 +13,7 @@ pub struct Owned {
     #[arg(long)]
     owner: bool,
     /// With --owner, also look for sockets in this network namespace: a name of `ip netns`, or a path; may be repeated
-    #[arg(long, value_name = "NAME", requires = "owner")]
+    #[arg(long, value_name = "NAME", requires = "owner", add = complete::namespace_name())]
     owner_netns: Vec<String>,
 }
 

@@ -12,7 +12,11 @@ use twheel_common::wheel::WheelScheme;
 use crate::{
     clock::Clock,
     failure::{Failure, Kind},
-    host, output,
+    given, host,
+    output::{
+        json::write_now,
+        table::{Column, Table},
+    },
     plan::{Costs, Demand, Plan as Prediction, calibrate},
     settings::{MAX_FLOWS, Settings},
     timeouts::Timeouts,
@@ -32,10 +36,10 @@ pub struct Plan {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FLOWS)))]
     flows: u32,
     /// Timeout of established flows
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "60s")]
+    #[arg(long, value_parser = given::duration, default_value = "60s")]
     timeout: Duration,
     /// Tick, as for `twheel run`
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "100ms")]
+    #[arg(long, value_parser = given::duration, default_value = "100ms")]
     tick: Duration,
     /// Most memory, such as 500MB or 2GiB
     #[arg(long, value_name = "SIZE")]
@@ -59,7 +63,7 @@ impl std::str::FromStr for Memory {
     type Err = String;
 
     fn from_str(given: &str) -> Result<Self, String> {
-        let size: bytesize::ByteSize = given.parse()?;
+        let size = self::given::size(given)?;
         Ok(Self {
             given: given.to_owned(),
             bytes: size.as_u64(),
@@ -137,29 +141,29 @@ impl Plan {
                 "of another machine; --calibrate measures this one"
             }
         )?;
-        writeln!(
-            out,
-            "{:<13} {:>6} {:>6} {:>12} {:>12} {:>12}",
-            "scheme", "levels", "slots", "visits/s", "of one CPU", "memory"
-        )?;
+        let numbers = ["LEVELS", "SLOTS", "VISITS/S", "OF ONE CPU", "MEMORY"];
+        let mut columns = vec![Column::text("SCHEME")];
+        columns.extend(numbers.map(Column::number));
+        columns.push(Column::text(""));
+        let mut table = Table::new(columns);
         for plan in plans {
             let geometry = plan.geometry;
-            writeln!(
-                out,
-                "{:<13} {:>6} {:>6} {:>12.0} {:>10.3} % {:>12}{}",
-                scheme(plan).name(),
-                geometry.levels,
-                1u64 << geometry.bits,
-                plan.visits,
-                plan.share * 100.0,
+            let advice = match geometry == best {
+                true => "<- take this",
+                false => "",
+            };
+            let cells = vec![
+                scheme(plan).name().to_owned(),
+                geometry.levels.to_string(),
+                (1u64 << geometry.bits).to_string(),
+                format!("{:.0}", plan.visits),
+                format!("{:.3}%", plan.share * 100.0),
                 bytesize::ByteSize(plan.memory).to_string(),
-                if geometry == best {
-                    "  <- take this"
-                } else {
-                    ""
-                }
-            )?;
+                advice.to_owned(),
+            ];
+            table.row(cells, &mut out)?;
         }
+        table.end(&mut out)?;
         if let Some(plan) = plans.iter().find(|plan| plan.geometry == best) {
             writeln!(
                 out,
@@ -199,7 +203,7 @@ impl Plan {
                 "wake_us": costs.wake / 1000.0,
                 "calibrated": self.calibrate,
             });
-            output::json::write_now("plan", line, &mut out)?;
+            write_now("plan", line, &mut out)?;
         }
         Ok(())
     }

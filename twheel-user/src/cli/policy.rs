@@ -13,11 +13,12 @@ use humantime::format_duration;
 use serde_json::{Map, Value, json};
 use twheel_common::policy::{Hook, MAX_VLAN, Protocol, TimeoutName, Tuple, first_match};
 
+use super::complete;
 use crate::{
     action::Action,
     clock::Clock,
     failure::{Failure, Kind},
-    host, output,
+    given, host, output,
     pins::Instance,
     policy::{
         Compiled, Policy as Rules, Query, Reap, Rule, Timeouts, Verdict, install, mapped, packed,
@@ -65,7 +66,7 @@ struct Load {
     /// Policy file
     file: PathBuf,
     /// Interface that selects the instance
-    #[arg(long = "iface", value_name = "NAME")]
+    #[arg(long = "iface", value_name = "NAME", add = complete::instance())]
     interface: String,
 }
 
@@ -94,8 +95,8 @@ impl Load {
 Examples:
   twheel policy check policy.toml
   twheel policy check policy.toml --proto tcp --src 10.1.2.3 --dst 192.0.2.1:22
-  twheel policy check policy.toml --proto udp --dst [2001:db8::1]:53 --iface eth0 --direction in
-  twheel policy check policy.toml --proto tcp --vlan 10 --zone 7")]
+  twheel policy check policy.toml --proto udp --dst '[2001:db8::1]:53' --iface eth0 --direction in --src 2001:db8::9 --vlan 0
+  twheel policy check policy.toml --proto tcp --src 10.1.2.3 --dst 192.0.2.1:25 --vlan 10 --zone 7")]
 struct Check {
     /// Policy file
     file: PathBuf,
@@ -109,7 +110,7 @@ struct Check {
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = end)]
     dst: Option<Endpoint>,
     /// Interface on which the flow's first packet is seen
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::interface())]
     iface: Option<String>,
     /// VLAN of the flow, or the outer and the inner one; 0: none
     #[arg(long, value_name = "ID[,INNER]", value_parser = vlans)]
@@ -121,7 +122,7 @@ struct Check {
     #[arg(long, value_enum)]
     direction: Option<Way>,
     /// Tick, as for `twheel run`: no timeout may be shorter
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "100ms")]
+    #[arg(long, value_parser = given::duration, default_value = "100ms")]
     tick: Duration,
     /// Print one JSON object
     #[arg(long)]

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 
+use super::complete;
 use crate::{
     action::{Action, Actions},
     failure::{Failure, Kind},
@@ -17,10 +18,10 @@ pub struct Reap {
     /// What to do to a flow that expired idle: `none`, or a list of reset (send both ends a RST), socket (close the local
     /// socket), conntrack (delete the kernel's entry), enforce=drop, enforce=reset (drop or reset its later packets, except
     /// a SYN). Rules of a policy may say otherwise
-    #[arg(long = "reap", value_name = "ACTIONS", value_parser = Actions::parse, default_value = "none")]
+    #[arg(long = "reap", value_name = "ACTIONS", value_parser = Actions::parse, default_value = "none", add = complete::actions())]
     pub actions: Actions,
     /// Never reap flows that match this filter; may be repeated
-    #[arg(long, value_name = "FILTER")]
+    #[arg(long, value_name = "FILTER", add = complete::filter())]
     protect: Vec<String>,
     /// Report what would be done, and do nothing
     #[arg(long)]
@@ -32,7 +33,7 @@ pub struct Reap {
     #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u8).range(1..=100))]
     reap_max_share: u8,
     /// Also close sockets and delete entries in this network namespace: a name of `ip netns`, or a path; may be repeated
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::namespace_name())]
     reap_netns: Vec<String>,
     /// Required for enforce, and for a policy with it: packets are dropped
     #[arg(long)]
@@ -44,12 +45,13 @@ pub struct Reap {
 
 impl Reap {
     /// What the reaper may do. `known`: the fields that are known of flows that have ended.
+    /// `has_policy`: a policy may ask for actions, too.
     ///
     /// # Errors
     ///
     /// [`Kind::Usage`]: a filter is invalid, a namespace does not exist, or enforcement was not
     /// confirmed. Also if something that the actions need cannot be opened.
-    pub fn wanted(&self, known: Knowable, strict: bool) -> Result<Mandate> {
+    pub fn wanted(&self, known: Knowable, strict: bool, has_policy: bool) -> Result<Mandate> {
         fn refuse<T>(what: &str) -> Result<T> {
             Err(Failure::new(Kind::Usage, what).into())
         }
@@ -64,6 +66,18 @@ impl Reap {
                 "--reap with --pickup strict: twheel could not see that a flow is active again: \
                  remove one of the two options",
             );
+        }
+        let given = [
+            ("--dry-run", self.dry_run),
+            ("--protect", !self.protect.is_empty()),
+        ];
+        for (option, _) in given.into_iter().filter(|(_, given)| *given && !has_policy) {
+            if self.actions.is_empty() {
+                say!(
+                    "twheel: {option} without --reap: nothing is reaped, unless a policy that is \
+                     loaded later says so"
+                );
+            }
         }
         let protect = self.protect.iter().map(|text| {
             let filter = Filter::parse(text, known)?;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 
-use super::options::Options;
+use super::{complete, options::Options};
 use crate::{
     clock::Clock,
     daemon::{self, Setup},
@@ -29,15 +29,15 @@ Examples:
 pub struct Run {
     /// Interface, or a list with commas; or a pattern such as 'veth*', or all (except lo), for interfaces that exist and
     /// those that appear later; may be repeated
-    #[arg(long = "iface", value_name = "NAME", required = true)]
+    #[arg(long = "iface", value_name = "NAME", required = true, add = complete::interfaces())]
     interfaces: Vec<String>,
     /// Exclude these from the interfaces that --iface patterns match: a name, pattern or list
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::interfaces())]
     exclude: Vec<String>,
     /// Network namespaces in which to look for interfaces: a name of /run/netns, a pattern or a list; or all, which is this
     /// one and each of those. Namespaces that appear later are watched too. An interface of another namespace is called
     /// NETNS/IFACE [default: this network namespace]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::namespaces())]
     netns: Vec<String>,
     #[command(flatten)]
     options: Options,

@@ -12,34 +12,59 @@ use clap::Args;
 use serde::Serialize;
 use twheel_common::event::Reason;
 
+use super::complete;
 use crate::{
     delete::{Unread, delete_all},
+    failure::{Failure, Kind},
     filter::{Filter, Knowable},
     flows::Flow,
-    history, host,
+    given, history, host,
     inspect::Reader,
     model::EventKind,
-    output::json,
+    output::{json, table::Units},
+    patterns::{self, Asked},
+    pins::Instance,
 };
 
 /// Which instance.
 #[derive(Args)]
 pub struct Select {
-    /// Interface that selects the instance; not needed if there is just one instance
-    #[arg(long = "iface", value_name = "NAME")]
-    interface: Option<String>,
+    /// Interface that selects the instance, or a list of its interfaces; not needed if there is just one instance
+    #[arg(long = "iface", value_name = "NAME", value_parser = interfaces, add = complete::selected())]
+    interface: Option<Interfaces>,
+}
+
+/// Interfaces of one instance.
+#[derive(Clone)]
+struct Interfaces(Vec<Asked>);
+
+/// Reads a list of interfaces.
+fn interfaces(text: &str) -> Result<Interfaces, String> {
+    let asked = patterns::parse("--iface", &[text.to_owned()]);
+    asked.map(Interfaces).map_err(|error| error.to_string())
 }
 
 impl Select {
     /// Opens the instance for reading.
     pub fn open(&self) -> Result<Reader> {
         host::check_pins()?;
-        Reader::open(self.interface())
+        let reader = Reader::open(self.interface())?;
+        let others = self.interface.iter().flat_map(|it| it.0.iter().skip(1));
+        for other in others.map(Asked::text) {
+            if Instance::with(other)?.path() != reader.pins().path() {
+                let what = format!(
+                    "--iface: {other} belongs to another instance than {}: give interfaces of one",
+                    self.interface().unwrap_or_default()
+                );
+                return Err(Failure::new(Kind::Usage, what).into());
+            }
+        }
+        Ok(reader)
     }
 
-    /// The interface, if one was given.
+    /// The interface, if one was given; of a list, the first.
     pub fn interface(&self) -> Option<&str> {
-        self.interface.as_deref()
+        Some(self.interface.as_ref()?.0.first()?.text())
     }
 }
 
@@ -77,11 +102,29 @@ impl Deleting {
     }
 }
 
+/// How numbers are printed.
+#[derive(Args)]
+pub struct Numbers {
+    /// Print numbers in full, and not as 1.23M; k, M, G and T are powers of 1000
+    #[arg(long)]
+    bytes: bool,
+}
+
+impl Numbers {
+    /// The units to print numbers in.
+    pub fn units(&self) -> Units {
+        match self.bytes {
+            true => Units::Exact,
+            false => Units::Human,
+        }
+    }
+}
+
 /// Which of its flows.
 #[derive(Args)]
 pub struct Which {
-    /// Filter, such as `state == established and dport == 443 and idle > 30s`: see docs/filter.md
-    #[arg(value_name = "FILTER")]
+    /// Filter, such as `state == established and dport == 443 and idle > 30s`; `twheel help filter` lists the fields
+    #[arg(value_name = "FILTER", add = complete::filter())]
     filter: Vec<String>,
 }
 
@@ -132,10 +175,9 @@ pub fn while_read(write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()
 pub fn interval(text: &str) -> Result<Duration, String> {
     const ALLOWED: RangeInclusive<Duration> =
         Duration::from_millis(100)..=Duration::from_secs(86_400);
-    match humantime::parse_duration(text) {
-        Ok(interval) if ALLOWED.contains(&interval) => Ok(interval),
-        Ok(_) => Err("give an interval from 100ms to 1day".to_owned()),
-        Err(error) => Err(error.to_string()),
+    match given::duration(text)? {
+        interval if ALLOWED.contains(&interval) => Ok(interval),
+        _ => Err("give an interval from 100ms to 1day".to_owned()),
     }
 }
 

@@ -1,11 +1,6 @@
 //! `twheel talkers`
 
-use std::{
-    cmp::Reverse,
-    collections::HashMap,
-    io::{self, Write},
-    net::IpAddr,
-};
+use std::{cmp::Reverse, collections::HashMap, net::IpAddr};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum, builder::PossibleValuesParser};
@@ -13,12 +8,15 @@ use serde::Serialize;
 
 use super::{
     owner::say_notices,
-    select::{Select, Which, while_read},
+    select::{Numbers, Select, Which, while_read},
 };
 use crate::{
     filter::{STATES, Subject},
     model::Tracked,
-    output::json,
+    output::{
+        json,
+        table::{self, Units},
+    },
     owner::{Owner, Owners},
 };
 
@@ -44,6 +42,8 @@ pub struct Talkers {
     /// Show at most N lines
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: usize,
+    #[command(flatten)]
+    numbers: Numbers,
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
@@ -155,9 +155,7 @@ impl Talkers {
         say_notices(owners.as_ref());
         let counted = reader.table().has_accounts();
         while_read(|out| {
-            if !self.json {
-                write_headings(self.by.heading(), counted, out)?;
-            }
+            let mut table = table::talkers(self.by.heading(), counted);
             for (talker, share) in talkers {
                 let line = TalkerLine {
                     talker: talker.to_string(),
@@ -168,10 +166,14 @@ impl Talkers {
                 };
                 match self.json {
                     true => json::write_found("talker", reader.identity(), line, out)?,
-                    false => line.write(out)?,
+                    false => table.row(line.cells(self.numbers.units()), out)?,
                 }
             }
-            if !self.json && others > 0 {
+            if self.json {
+                return Ok(());
+            }
+            table.end(out)?;
+            if others > 0 {
                 writeln!(out, "and {others} more, of {all} flows in total")?;
             }
             Ok(())
@@ -191,29 +193,11 @@ impl By {
     }
 }
 
-/// Writes the headings of talkers. `by`: that of their names; `counted`: packets and bytes are.
-pub(super) fn write_headings(by: &str, counted: bool, out: &mut dyn Write) -> io::Result<()> {
-    let counts = match counted {
-        true => "      PACKETS            BYTES",
-        false => "",
-    };
-    writeln!(out, "{by:<39} {:>10} {:>7}{counts}", "FLOWS", "SHARE")
-}
-
 impl TalkerLine {
-    /// Writes it for people.
-    pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        write!(
-            out,
-            "{:<39} {:>10} {:>6.1}%",
-            // A command and a path may have any characters, also those that control a terminal.
-            self.talker.escape_debug().to_string(),
-            self.flows,
-            100.0 * self.share
-        )?;
-        if let (Some(packets), Some(bytes)) = (self.packets, self.bytes) {
-            write!(out, " {packets:>12} {bytes:>16}")?;
-        }
-        writeln!(out)
+    /// Its cells for people. Hosts that count no packets have none.
+    pub(super) fn cells(&self, units: Units) -> Vec<String> {
+        let sent = self.packets.zip(self.bytes);
+        let sent = sent.map(|(packets, bytes)| [packets, bytes]);
+        table::talker(&self.talker, (self.flows, self.share), sent, units)
     }
 }

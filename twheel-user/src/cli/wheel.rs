@@ -14,7 +14,10 @@ use super::select::{Select, while_read};
 use crate::{
     identity::Identity,
     inspect::Reader,
-    output::{json, table::short},
+    output::{
+        json,
+        table::{Column, Table, short},
+    },
     wheels::{Counted, Due, Turning, Wheels, cell, draw},
 };
 
@@ -182,11 +185,12 @@ fn write_text(
             writeln!(out, "{:hand$}^", "")?;
         }
     }
-    writeln!(out, "\n{:<10} {:>10}", "DUE WITHIN", "FLOWS")?;
+    writeln!(out)?;
+    let mut table = Table::new([Column::text("DUE WITHIN"), Column::number("FLOWS")]);
     for (name, _, flows) in due.each() {
-        writeln!(out, "{name:<10} {flows:>10}")?;
+        table.row(vec![name.to_string(), flows.to_string()], out)?;
     }
-    Ok(())
+    Ok(table.end(out)?)
 }
 
 /// When the wheel's next slot is due.

@@ -85,7 +85,7 @@ impl Fault {
                  --user and --password-file"
             ),
             Refusal::Rights => {
-                format!("ClickHouse at {url} lets the user {user} not do this: grant it: {why}")
+                format!("ClickHouse at {url} does not let the user {user} do this: grant it: {why}")
             }
             Refusal::Missing => format!(
                 "the database {database} or its tables are not at {url}: give the right --database, \

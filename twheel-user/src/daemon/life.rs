@@ -1,6 +1,6 @@
 //! How far a run has come, and what stays when it ends: its pins, and the events in the ring.
 
-use std::io;
+use std::{fs::File, io};
 
 use anyhow::{Context, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -18,7 +18,7 @@ pub enum End {
 /// printed. (Any other error ends a run at once.)
 #[derive(Debug)]
 pub enum Ending {
-    /// SIGINT or SIGTERM; or SIGHUP, if there is nothing to load again or to resume.
+    /// SIGINT or SIGTERM; or SIGHUP, if the terminal has gone and there is no policy to load again.
     Signal,
     /// Nobody reads the output any more: `| head` has read what it wanted.
     Unread,
@@ -121,11 +121,18 @@ impl Outlet {
     }
 }
 
+/// Whether this process has a controlling terminal.
+fn has_terminal() -> bool {
+    File::open("/dev/tty").is_ok()
+}
+
 /// The signals that end a run.
 pub(super) struct Stop {
     pub(super) interrupt: Signal,
     pub(super) terminate: Signal,
     pub(super) hangup: Signal,
+    /// Whether the process had a terminal when it started.
+    has_terminal: bool,
 }
 
 impl Stop {
@@ -135,7 +142,13 @@ impl Stop {
             interrupt: on(SignalKind::interrupt())?,
             terminate: on(SignalKind::terminate())?,
             hangup: on(SignalKind::hangup())?,
+            has_terminal: has_terminal(),
         })
+    }
+
+    /// Whether the terminal has been closed in which the run was started.
+    pub(super) fn has_lost_terminal(&self) -> bool {
+        self.has_terminal && !has_terminal()
     }
 }
 

@@ -342,7 +342,7 @@ impl<'a> Daemon<'a> {
         };
         let output: Box<dyn Output> = match setup.json {
             true => Box::new(Json::new(identity)),
-            false => Box::new(Text),
+            false => Box::<Text>::default(),
         };
         let printer = Printer {
             output,
@@ -468,8 +468,10 @@ impl<'a> Daemon<'a> {
                     }
                     if self.setup.policy.is_some() {
                         self.reload();
-                    } else if !resumed {
+                    } else if stop.has_lost_terminal() {
                         return Ok(Ending::Signal);
+                    } else if !resumed {
+                        say!("SIGHUP: there is no --policy to read again; SIGINT or SIGTERM ends the run");
                     }
                 }
             }

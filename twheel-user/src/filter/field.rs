@@ -19,14 +19,16 @@ pub struct Knowable {
 
 /// The type of a field's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Type {
+pub enum Type {
     /// True or false.
     Flag,
     /// One of these names; if the list is empty, any name.
     Name(&'static [&'static str]),
     /// A number up to this one.
     Number(u64),
+    /// A length of time.
     Duration,
+    /// An address or a network.
     Address,
 }
 
@@ -41,7 +43,8 @@ macro_rules! fields {
         }
 
         impl Field {
-            pub(super) const fn kind(self) -> Type {
+            /// The type of its values.
+            pub const fn kind(self) -> Type {
                 match self {
                     $(Self::$variant => $kind,)+
                 }
@@ -142,7 +145,7 @@ impl Field {
     }
 
     /// Why this field is not known here; `None` if it is known.
-    pub(super) fn unknown(self, known: Knowable) -> Option<&'static str> {
+    pub fn unknown(self, known: Knowable) -> Option<&'static str> {
         match self {
             Self::Reason | Self::Ended if !known.ended => {
                 Some("is known only of ended flows: use `twheel expired`")

@@ -16,7 +16,7 @@ use anyhow::Result;
 
 use self::expression::Test;
 pub use self::{
-    field::{Field, Knowable, PROTOCOLS, REASONS, STATES},
+    field::{Field, Knowable, PROTOCOLS, REASONS, STATES, Type},
     subject::Subject,
 };
 use crate::failure::{Failure, Kind};

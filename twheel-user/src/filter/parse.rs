@@ -274,11 +274,7 @@ fn value(field: Field, pair: &Pair<'_, Rule>) -> Result<Value, Wrong> {
         }),
         Type::Duration => humantime::parse_duration(text)
             .map(Value::Duration)
-            .map_err(|error| {
-                wrong(format!(
-                    "`{text}` is not a duration such as 30s or 5m: {error}"
-                ))
-            }),
+            .map_err(|_| wrong(format!("`{text}` is not a duration such as 30s or 5m"))),
         Type::Address => Network::parse(text).map(Value::Network).map_err(wrong),
         Type::Flag => Err(wrong("a flag has no value".to_owned())),
     }

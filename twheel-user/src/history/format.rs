@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::pins::path::refused;
 use anyhow::{Context, Result};
 use twheel_common::event::Event;
 
@@ -116,7 +117,8 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
 pub(super) fn segments(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let context = || format!("cannot list {}", directory.display());
     let mut found = Vec::new();
-    for entry in fs::read_dir(directory).with_context(context)? {
+    let listed = fs::read_dir(directory).map_err(|error| refused(error.into(), directory));
+    for entry in listed? {
         let path = entry.with_context(context)?.path();
         let number = path.file_name().and_then(|name| {
             let number = name.to_str()?.strip_suffix(".history")?;

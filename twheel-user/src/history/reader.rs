@@ -28,7 +28,7 @@ use crate::{
     clock::Clock,
     failure::{Failure, Kind},
     identity::Identity,
-    model::{Ended, EventKind, FlowEvent, KnownAs, Mark, Measure, RunEvent, Translation},
+    model::{Ended, EventKind, Flow, FlowEvent, KnownAs, Mark, Measure, RunEvent, Translation},
     output::Output,
     owner::Owner,
 };
@@ -75,6 +75,15 @@ impl Past {
             PastEvent::Flow(event) => event.kind(),
             PastEvent::Reaped(..) => EventKind::Reap,
             PastEvent::Run(_) => EventKind::Run,
+        }
+    }
+
+    /// The flow that it is about, if it is about one.
+    pub fn flow(&self) -> Option<&Flow> {
+        match &self.event {
+            PastEvent::Flow(event) => Some(event.flow()),
+            PastEvent::Reaped(_, ended, _) => Some(&ended.flow),
+            PastEvent::Run(_) => None,
         }
     }
 

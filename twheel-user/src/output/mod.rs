@@ -1,6 +1,7 @@
 //! How events of flows are written: one file per format.
 
 pub mod json;
+pub mod markdown;
 pub mod table;
 pub mod text;
 

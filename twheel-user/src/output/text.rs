@@ -1,69 +1,122 @@
 //! Lines for people.
 
-use std::{io, time::Duration};
+use std::io;
 
-use super::Output;
+use super::{
+    Output,
+    table::{Units, short},
+};
 use crate::{
     action::Reaped,
     model::{Ended, Flow, Mark, Named, Rto, RunEvent, Updated},
     owner::Owner,
 };
 
-/// Lines of text.
-pub struct Text;
+/// Lines of text. Endpoints stand below one another: their columns are as wide as the widest so far.
+pub struct Text {
+    proto: usize,
+    src: usize,
+    dst: usize,
+    units: Units,
+}
 
-/// Writes an event that tells how a flow is.
-fn write_flow(
-    event: &str,
-    updated: &Updated,
-    reason: Option<&str>,
-    named: Named<'_>,
-    to: &mut dyn io::Write,
-) -> io::Result<()> {
-    let flow = updated.flow;
-    write!(
-        to,
-        "{event}  {}  {:<21} -> {:<21}  {:<11}  age {:>8}  idle {:>8}",
-        flow.proto,
-        flow.src,
-        flow.dst,
-        flow.state,
-        seconds(updated.age),
-        seconds(updated.idle),
-    )?;
-    if let Some(reason) = reason {
-        write!(to, "  {reason}")?;
+impl Default for Text {
+    fn default() -> Self {
+        Self::new(Units::Human)
     }
-    write!(to, "{}", more(flow, named))?;
-    if updated.picked_up {
-        write!(to, "  picked up")?;
+}
+
+impl Text {
+    /// With numbers in these units.
+    pub fn new(units: Units) -> Self {
+        Self {
+            proto: 4,
+            // The longest endpoints of IPv4.
+            src: 21,
+            dst: 21,
+            units,
+        }
     }
-    if let Some([orig, reply]) = updated.account {
+
+    /// Widens the columns for a flow that is written later.
+    pub fn make_room(&mut self, flow: &Flow) {
+        self.proto = self.proto.max(flow.proto.len());
+        self.src = self.src.max(flow.src.to_string().len());
+        self.dst = self.dst.max(flow.dst.to_string().len());
+    }
+
+    /// What every line about a flow begins with. `is_orig`: its initiator stands first.
+    fn begin(&mut self, event: &str, flow: &Flow, is_orig: bool) -> String {
+        self.make_room(flow);
+        let Self {
+            proto, src, dst, ..
+        } = *self;
+        let (from, with) = match is_orig {
+            true => (flow.src, flow.dst),
+            false => (flow.dst, flow.src),
+        };
+        format!(
+            "{event:<7}  {:<proto$}  {:<src$} -> {:<dst$}  {:<11}",
+            flow.proto,
+            from.to_string(),
+            with.to_string(),
+            flow.state,
+        )
+    }
+
+    fn sides(&self, [orig, reply]: [u64; 2]) -> String {
+        format!("{}/{}", self.units.count(orig), self.units.count(reply))
+    }
+
+    /// Writes an event that tells how a flow is.
+    fn write_flow(
+        &mut self,
+        event: &str,
+        (updated, reason): (&Updated, Option<&str>),
+        named: Named<'_>,
+        to: &mut dyn io::Write,
+    ) -> io::Result<()> {
+        let flow = updated.flow;
         write!(
             to,
-            "  packets {}/{}  bytes {}/{}",
-            orig.packets, reply.packets, orig.bytes, reply.bytes
+            "{}  age {:>6}  idle {:>6}",
+            self.begin(event, &flow, true),
+            short(updated.age),
+            short(updated.idle),
         )?;
+        if let Some(reason) = reason {
+            write!(to, "  {reason}")?;
+        }
+        write!(to, "{}", more(flow, named))?;
+        if updated.picked_up {
+            write!(to, "  picked up")?;
+        }
+        if let Some(sides) = updated.account {
+            let packets = self.sides(sides.map(|it| it.packets));
+            let bytes = self.sides(sides.map(|it| it.bytes));
+            write!(to, "  packets {packets}  bytes {bytes}")?;
+        }
+        if let Some(sides) = updated.interval.and_then(|it| it.account) {
+            let packets = self.sides(sides.map(|it| it.packets));
+            let bytes = self.sides(sides.map(|it| it.bytes));
+            write!(
+                to,
+                "  since the last update {packets} packets, {bytes} bytes"
+            )?;
+        }
+        if let Some([orig, reply]) = updated.pace {
+            write!(
+                to,
+                "  rtt {}/{}  retransmissions {}/{}{}",
+                rtt(orig.srtt),
+                rtt(reply.srtt),
+                orig.retransmissions,
+                reply.retransmissions,
+                if flow.stalled { "  stalled" } else { "" }
+            )?;
+        }
+        writeln!(to)
     }
-    if let Some([orig, reply]) = updated.interval.and_then(|it| it.account) {
-        write!(
-            to,
-            "  since the last update {}/{} packets, {}/{} bytes",
-            orig.packets, reply.packets, orig.bytes, reply.bytes
-        )?;
-    }
-    if let Some([orig, reply]) = updated.pace {
-        write!(
-            to,
-            "  rtt {}/{}  retransmissions {}/{}{}",
-            rtt(orig.srtt),
-            rtt(reply.srtt),
-            orig.retransmissions,
-            reply.retransmissions,
-            if flow.stalled { "  stalled" } else { "" }
-        )?;
-    }
-    writeln!(to)
 }
 
 impl Output for Text {
@@ -77,11 +130,8 @@ impl Output for Text {
         let flow = begun.flow;
         writeln!(
             to,
-            "begin    {}  {:<21} -> {:<21}  {:<11}{}{}",
-            flow.proto,
-            flow.src,
-            flow.dst,
-            flow.state,
+            "{}{}{}",
+            self.begin("begin", &flow, true),
             more(flow, named),
             if begun.picked_up { "  picked up" } else { "" },
         )
@@ -94,7 +144,7 @@ impl Output for Text {
         named: Named<'_>,
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
-        write_flow("update ", updated, None, named, to)
+        self.write_flow("update", (updated, None), named, to)
     }
 
     fn ended(
@@ -104,7 +154,7 @@ impl Output for Text {
         named: Named<'_>,
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
-        write_flow("end    ", ended, Some(ended.reason.name()), named, to)
+        self.write_flow("end", (ended, Some(ended.reason.name())), named, to)
     }
 
     fn rto(
@@ -115,23 +165,14 @@ impl Output for Text {
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
         let flow = timer.flow;
-        let (from, arrow, with) = if timer.orig {
-            (flow.src, "->", flow.dst)
-        } else {
-            (flow.dst, "->", flow.src)
-        };
         writeln!(
             to,
-            "rto      {}  {:<21} {arrow} {:<21}  {:<11}  outstanding {}  backoff {}  rtt {}  rto \
-             {:.1}ms{}{}",
-            flow.proto,
-            from,
-            with,
-            flow.state,
+            "{}  outstanding {}  backoff {}  rtt {}  rto {}{}{}",
+            self.begin("rto", &flow, timer.orig),
             timer.outstanding,
             timer.backoff,
             rtt(timer.pace.srtt),
-            f64::from(timer.pace.rto) / 1000.0,
+            rtt(timer.pace.rto),
             if flow.stalled { "  stalled" } else { "" },
             more(flow, named),
         )
@@ -147,12 +188,9 @@ impl Output for Text {
         let flow = ended.flow;
         writeln!(
             to,
-            "reap     {}  {:<21} -> {:<21}  {:<11}  idle {:>8}  {}: {}{}{}{}",
-            flow.proto,
-            flow.src,
-            flow.dst,
-            flow.state,
-            seconds(ended.idle),
+            "{}  idle {:>6}  {}: {}{}{}{}",
+            self.begin("reap", &flow, true),
+            short(ended.idle),
             reaped.action.name(),
             reaped.outcome.meaning(),
             if reaped.error.is_some() { ": " } else { "" },
@@ -226,14 +264,15 @@ fn owned(owner: &Owner) -> String {
     text
 }
 
-/// Milliseconds; `-` if there was no sample.
+/// A time in microseconds, with three digits; `-` if there was no sample.
 pub(super) fn rtt(micros: u32) -> String {
+    let millis = f64::from(micros) / 1000.0;
     match micros {
         0 => "-".to_owned(),
-        micros => format!("{:.1}ms", f64::from(micros) / 1000.0),
+        1..1000 => format!("{micros}µs"),
+        1000..10_000 => format!("{millis:.2}ms"),
+        10_000..100_000 => format!("{millis:.1}ms"),
+        100_000..10_000_000 => format!("{millis:.0}ms"),
+        _ => format!("{:.1}s", millis / 1000.0),
     }
-}
-
-fn seconds(duration: Duration) -> String {
-    format!("{:.1}s", duration.as_secs_f64())
 }

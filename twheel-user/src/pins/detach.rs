@@ -12,13 +12,14 @@ use crate::{clsact, interfaces, patterns::Asked};
 
 /// Detaches an interface, or those that a pattern stands for: removes its BPF links, the whole
 /// instance if no BPF link is left, and filters whose pins were removed by hand. Works for pins of
-/// any version. Returns whether there was anything to detach.
+/// any version. Returns the interfaces that stay attached, in the same instance; [`None`] if there
+/// was nothing to detach.
 ///
 /// # Errors
 ///
 /// [`Kind::Pins`](crate::failure::Kind::Pins): a running twheel uses the interface.
-pub fn detach(interface: &Asked) -> Result<bool> {
-    let mut found = false;
+pub fn detach(interface: &Asked) -> Result<Option<Vec<String>>> {
+    let (mut found, mut stay) = (false, Vec::new());
     for directory in holding(interface.text())? {
         found = true;
         check_ours(&directory)?;
@@ -30,6 +31,7 @@ pub fn detach(interface: &Asked) -> Result<bool> {
             instance.remove()?;
             continue;
         }
+        stay.extend(staying);
         let (elsewhere, own): (Vec<_>, Vec<_>) = going.iter().partition(|it| it.contains('/'));
         for interface in own {
             instance.detach_from(interface)?;
@@ -44,12 +46,13 @@ pub fn detach(interface: &Asked) -> Result<bool> {
         }
     }
     if !interface.is_pattern() {
-        return Ok(clsact::remove_stray(interface.text())? || found);
+        found |= clsact::remove_stray(interface.text())?;
+        return Ok(found.then_some(stay));
     }
     for it in interfaces::all()? {
         if interface.matches(&it.name) {
             found |= clsact::remove_stray(&it.name)?;
         }
     }
-    Ok(found)
+    Ok(found.then_some(stay))
 }

@@ -2,10 +2,12 @@
 
 use std::{
     collections::HashSet,
+    os::fd::AsFd,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result};
+use nix::net::if_::if_nametoindex;
 
 use super::{
     access::is_held,
@@ -13,6 +15,7 @@ use super::{
     path::{entries, escape, in_the_way, name, namespace, root, unescape, version},
 };
 use crate::{
+    bpf,
     failure::{Kind, exit_code},
     patterns::Selection,
 };
@@ -136,6 +139,28 @@ pub(crate) fn holding(interface: &str) -> Result<Vec<PathBuf>> {
         true => Ok(elsewhere),
         false => Ok(found),
     }
+}
+
+/// An instance of this network namespace that holds an interface of this name under an earlier one,
+/// which the interface had when it was attached; and that name.
+pub(crate) fn renamed(interface: &str) -> Result<Option<(PathBuf, String)>> {
+    let Ok(index) = if_nametoindex(interface) else {
+        return Ok(None);
+    };
+    for instance in all_here(&version())? {
+        for entry in entries(&instance)? {
+            let name = name(&entry);
+            let Some((_, earlier)) = name.split_once('@') else {
+                continue;
+            };
+            // What is no BPF link, such as the note of a filter, tells no interface.
+            let held = bpf::open(&entry).and_then(|link| bpf::interface_of(link.as_fd()));
+            if held.is_ok_and(|held| held == index) {
+                return Ok(Some((instance, unescape(earlier))));
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// An interface's name within its network namespace: `eth0` of `blue/eth0`.

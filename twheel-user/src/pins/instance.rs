@@ -20,7 +20,7 @@ use twheel_common::state::MAX_NAMESPACES;
 
 use super::{
     access::{check_ours, is_held, make_directories, make_directory, permit, try_lock},
-    find::{all_here, all_interfaces_of, choose, first_of, holding, quoted},
+    find::{all_here, all_interfaces_of, choose, first_of, holding, quoted, renamed},
     objects::Pins,
     parts::{NETNS, parts},
     path::{Hook, entries, escape, in_the_way, link_name, root, version},
@@ -102,11 +102,14 @@ impl Instance {
                      or run `twheel detach --iface {interface}`",
                     other.display()
                 )),
-                None => in_the_way(format!(
-                    "twheel is not running on {interface} and left no pins for it: start it with \
-                     `twheel run --iface {}`",
-                    quoted(interface)
-                )),
+                None => match renamed(interface)? {
+                    Some((instance, _)) => Ok(Pins(instance)),
+                    None => in_the_way(format!(
+                        "twheel is not running on {interface} and left no pins for it: start it \
+                         with `twheel run --iface {}`",
+                        quoted(interface)
+                    )),
+                },
             },
         }
     }
@@ -172,7 +175,7 @@ impl Instance {
             }
         }
         in_the_way(format!(
-            "another twheel is using {}: stop it first",
+            "another twheel is using {}: end that `twheel run` first",
             path.display()
         ))
     }

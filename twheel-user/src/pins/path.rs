@@ -119,7 +119,7 @@ pub fn namespace() -> Result<u64> {
 }
 
 /// Explains why a pin cannot be opened.
-pub(super) fn refused(error: anyhow::Error, path: &Path) -> anyhow::Error {
+pub(crate) fn refused(error: anyhow::Error, path: &Path) -> anyhow::Error {
     let is_refusal = |it: &io::Error| it.kind() == io::ErrorKind::PermissionDenied;
     let causes = || {
         error

@@ -335,9 +335,9 @@ impl Parser<'_> {
             value,
             "give a duration with its unit, such as \"20s\"",
         )?;
-        let timeout = parse_duration(text).map_err(|error| {
+        let timeout = parse_duration(text).map_err(|_| {
             let what = format!(
-                "{name} {}: {error}: give a duration such as \"20s\"",
+                "{name} {}: give a duration with its unit, such as \"20s\"",
                 quoted(text)
             );
             self.at(value, what)

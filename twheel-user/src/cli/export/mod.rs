@@ -11,7 +11,10 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-use super::select::{Select, event_kind};
+use super::{
+    complete,
+    select::{Select, event_kind},
+};
 use crate::{
     export::{self, Destination, Format, position::Kept},
     history,
@@ -65,7 +68,7 @@ const STATES: &str = "/var/lib/twheel-export";
 #[derive(Args)]
 struct Kinds {
     /// Kinds of events to send, a list of `begin`, `update`, `end`, `rto`, `reap` and `run`
-    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "begin,update,end,rto,reap,run")]
+    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "begin,update,end,rto,reap,run", add = complete::kinds())]
     events: Vec<EventKind>,
 }
 

@@ -1,14 +1,20 @@
 //! `twheel fleet expired`
 
+use std::io::{self, Write};
+
 use anyhow::Result;
 use clap::Args;
 
 use super::ask::Asked;
 use crate::{
-    cli::select::{event_kind, while_read},
+    cli::{
+        complete,
+        select::{Numbers, event_kind, while_read},
+    },
     fleet::row::Row,
+    history::Past,
     model::EventKind,
-    output::{json::Json, text::Text},
+    output::{json::Json, table::HELD, text::Text},
 };
 
 /// List flows that have ended on any host, when and why
@@ -27,8 +33,10 @@ pub(super) struct Expired {
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
     /// Kinds of events to show, a list of `begin`, `update`, `end`, `rto`, `reap` and `run`. With a filter, only `end` is shown
-    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "end")]
+    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "end", add = complete::kinds())]
     events: Vec<EventKind>,
+    #[command(flatten)]
+    numbers: Numbers,
 }
 
 impl Expired {
@@ -37,6 +45,9 @@ impl Expired {
         let kinds: Vec<_> = self.events.iter().map(|kind| kind.name()).collect();
         let (sql, parameters) = question.events(&kinds, self.limit);
         let mut unknown = 0u64;
+        let mut text = Text::new(self.numbers.units());
+        // Their endpoints make the columns as wide as they need.
+        let mut held = Vec::new();
         while_read(|out| {
             server.rows(&sql, parameters.values(), &mut |row: Row| {
                 let Some((past, told)) = row.event() else {
@@ -47,15 +58,13 @@ impl Expired {
                     let identity = past.identity.clone();
                     return Ok(past.write(&mut Json { identity, told }, out)?);
                 }
-                write!(
-                    out,
-                    "{}  {:<15}  ",
-                    humantime::format_rfc3339_seconds(past.mark.time),
-                    // A name may have any characters, also those that control a terminal.
-                    past.identity.host.escape_debug().to_string(),
-                )?;
-                Ok(past.write(&mut Text, out)?)
-            })
+                held.push(past);
+                match held.len() {
+                    HELD.. => Ok(print(&mut held, &mut text, out)?),
+                    _ => Ok(()),
+                }
+            })?;
+            Ok(print(&mut held, &mut text, out)?)
         })?;
         if unknown > 0 {
             say!(
@@ -64,4 +73,20 @@ impl Expired {
         }
         Ok(())
     }
+}
+
+/// Prints events, and keeps none.
+fn print(held: &mut Vec<Past>, text: &mut Text, out: &mut dyn Write) -> io::Result<()> {
+    let flows = held.iter().filter_map(Past::flow);
+    flows.for_each(|flow| text.make_room(flow));
+    // A name may have any characters, also those that control a terminal.
+    let host = |past: &Past| past.identity.host.escape_debug().to_string();
+    let hosts = held.iter().map(|past| host(past).chars().count());
+    let wide = hosts.max().unwrap_or(0).max(15);
+    for past in held.drain(..) {
+        let time = humantime::format_rfc3339_seconds(past.mark.time);
+        write!(out, "{time}  {:<wide$}  ", host(&past))?;
+        past.write(text, out)?;
+    }
+    Ok(())
 }

@@ -11,13 +11,14 @@ use serde::Serialize;
 
 use super::ask::Place;
 use crate::{
-    cli::select::while_read,
+    cli::select::{Numbers, while_read},
     filter::Filter,
     fleet::hosts::{self, Host, Thresholds, Trouble},
+    given,
     identity::Identity,
     output::{
         json::{self, micros},
-        table::short,
+        table::{Column, Table, Units, short},
     },
 };
 
@@ -36,13 +37,13 @@ pub(super) struct Hosts {
     #[command(flatten)]
     place: Place,
     /// Hosts of which anything has come within this time
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "1d")]
+    #[arg(long, value_name = "DURATION", value_parser = given::duration, default_value = "1d")]
     since: Duration,
     /// An instance is silent if neither an event nor a sign of life of its exporter has come for longer than this
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "5m")]
+    #[arg(long, value_name = "DURATION", value_parser = given::duration, default_value = "5m")]
     silent: Duration,
     /// An instance is behind if the oldest event that has not arrived is older than this
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "1m")]
+    #[arg(long, value_name = "DURATION", value_parser = given::duration, default_value = "1m")]
     behind: Duration,
     /// An instance is losing if at least N events are missing
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -50,6 +51,8 @@ pub(super) struct Hosts {
     /// Show only instances with which something is wrong
     #[arg(long)]
     bad: bool,
+    #[command(flatten)]
+    numbers: Numbers,
 }
 
 #[derive(Serialize)]
@@ -76,13 +79,12 @@ impl Hosts {
         };
         let hosts = hosts::hosts(&server, &question)?;
         while_read(|out| {
-            if !self.place.json {
-                writeln!(
-                    out,
-                    "{:<15} {:<31} {:>8} {:>8} {:>12} {:>9} {:>9} {:>9}  STATUS",
-                    "HOST", "INSTANCE", "LAST", "DELAY", "EVENTS", "LOST", "EXPORTERS", "NOT SENT"
-                )?;
-            }
+            let numbers = ["LAST", "DELAY", "EVENTS", "LOST", "EXPORTERS", "NOT SENT"];
+            let mut columns = ["HOST", "INSTANCE"].map(Column::text).to_vec();
+            columns.extend(numbers.map(Column::number));
+            columns.push(Column::text("STATUS"));
+            let mut table = Table::new(columns);
+            let units = self.numbers.units();
             for host in &hosts {
                 let troubles = host.troubles(question.now, thresholds);
                 if self.bad && troubles.is_empty() {
@@ -90,10 +92,13 @@ impl Hosts {
                 }
                 match self.place.json {
                     true => write_json(host, &troubles, out)?,
-                    false => write_line(host, &troubles, question.now, out)?,
+                    false => table.row(cells(host, &troubles, question.now, units), out)?,
                 }
             }
-            Ok(())
+            match self.place.json {
+                true => Ok(()),
+                false => Ok(table.end(out)?),
+            }
         })
     }
 }
@@ -128,26 +133,21 @@ fn status(host: &Host, troubles: &[Trouble]) -> Vec<&'static str> {
     names
 }
 
-fn write_line(
-    host: &Host,
-    troubles: &[Trouble],
-    now: SystemTime,
-    out: &mut dyn Write,
-) -> Result<()> {
+fn cells(host: &Host, troubles: &[Trouble], now: SystemTime, units: Units) -> Vec<String> {
     let last = host.last.map_or_else(
         || "-".to_owned(),
         |last| short(now.duration_since(last).unwrap_or_default()),
     );
     let status = status(host, troubles).join(", ").replace('_', " ");
-    Ok(writeln!(
-        out,
-        "{:<15} {:<31} {last:>8} {:>8} {:>12} {:>9} {:>9} {:>9}  {status}",
+    vec![
         host.host.escape_debug().to_string(),
         host.instance.escape_debug().to_string(),
+        last,
         short(host.delay),
-        host.events,
-        host.lost,
-        host.exporters,
-        host.not_sent,
-    )?)
+        units.count(host.events),
+        units.count(host.lost),
+        units.count(host.exporters),
+        units.count(host.not_sent),
+        status,
+    ]
 }

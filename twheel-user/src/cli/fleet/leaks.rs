@@ -6,9 +6,12 @@ use serde::Serialize;
 
 use super::ask::Asked;
 use crate::{
-    cli::select::while_read,
+    cli::select::{Numbers, while_read},
     fleet::leaks::{self, By, Leak},
-    output::json,
+    output::{
+        json,
+        table::{Column, Table, percent},
+    },
 };
 
 /// List services whose established connections end idle instead of closed or reset
@@ -29,6 +32,8 @@ pub(super) struct Leaks {
     /// Show at most N lines
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: usize,
+    #[command(flatten)]
+    numbers: Numbers,
 }
 
 #[derive(Serialize)]
@@ -78,13 +83,12 @@ impl Leaks {
         let leaks = leaks::leaks(&server, &question, self.by)?;
         let is_json = self.asked.place.json;
         while_read(|out| {
-            if !is_json {
-                writeln!(
-                    out,
-                    "{heading:<15} {:>10} {:>10} {:>7} {:>7} {:>8} {:>6}  FIRST",
-                    "ENDED", "IDLE", "SHARE", "BEFORE", "CHANGE", "HOSTS"
-                )?;
-            }
+            let numbers = ["ENDED", "IDLE", "SHARE", "BEFORE", "CHANGE", "HOSTS"];
+            let mut columns = vec![Column::text(heading)];
+            columns.extend(numbers.map(Column::number));
+            columns.push(Column::text("FIRST"));
+            let mut table = Table::new(columns);
+            let units = self.numbers.units();
             for leak in leaks.iter().take(self.limit) {
                 let line = LeakLine::new(leak, self.by);
                 if is_json {
@@ -95,23 +99,28 @@ impl Leaks {
                 let (before, change) = match leak.before.ended {
                     0 => ("-".to_owned(), "-".to_owned()),
                     _ => (
-                        format!("{:.1}%", 100.0 * line.share_before),
+                        percent(line.share_before),
                         format!("{:+.1}%", 100.0 * line.change),
                     ),
                 };
-                writeln!(
-                    out,
-                    "{:<15} {:>10} {:>10} {:>6.1}% {before:>7} {change:>8} {:>6}  {}",
+                let cells = vec![
                     leak.name.escape_debug().to_string(),
-                    line.ended,
-                    line.idle,
-                    100.0 * line.share,
-                    line.hosts,
-                    humantime::format_rfc3339_seconds(leak.first),
-                )?;
+                    units.count(line.ended),
+                    units.count(line.idle),
+                    percent(line.share),
+                    before,
+                    change,
+                    units.count(line.hosts),
+                    humantime::format_rfc3339_seconds(leak.first).to_string(),
+                ];
+                table.row(cells, out)?;
             }
+            if is_json {
+                return Ok(());
+            }
+            table.end(out)?;
             let more = leaks.len().saturating_sub(self.limit);
-            if !is_json && more > 0 {
+            if more > 0 {
                 writeln!(out, "and {more} more")?;
             }
             Ok(())

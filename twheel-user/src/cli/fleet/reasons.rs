@@ -6,9 +6,12 @@ use serde::Serialize;
 
 use super::ask::Asked;
 use crate::{
-    cli::select::while_read,
+    cli::select::{Numbers, while_read},
     fleet::sums::{self, Reason},
-    output::json,
+    output::{
+        json,
+        table::{Column, Table, percent},
+    },
 };
 
 /// Count the ended flows of all hosts by reason and state
@@ -22,6 +25,8 @@ Examples:
 pub(super) struct Reasons {
     #[command(flatten)]
     asked: Asked,
+    #[command(flatten)]
+    numbers: Numbers,
 }
 
 #[derive(Serialize)]
@@ -38,29 +43,30 @@ impl Reasons {
         let all: u64 = reasons.iter().map(|it| it.flows).sum();
         let is_json = self.asked.place.json;
         while_read(|out| {
-            if !is_json {
-                writeln!(
-                    out,
-                    "{:<11} {:<11} {:>12} {:>7}",
-                    "REASON", "STATE", "FLOWS", "SHARE"
-                )?;
-            }
+            let mut table = Table::new([
+                Column::text("REASON"),
+                Column::text("STATE"),
+                Column::number("FLOWS"),
+                Column::number("SHARE"),
+            ]);
             for reason in &reasons {
                 let share = reason.flows as f64 / all as f64;
                 if is_json {
                     json::write_now("fleet_reason", ReasonLine { reason, share }, out)?;
                     continue;
                 }
-                writeln!(
-                    out,
-                    "{:<11} {:<11} {:>12} {:>6.1}%",
-                    reason.reason,
-                    reason.state,
-                    reason.flows,
-                    100.0 * share
-                )?;
+                let cells = vec![
+                    reason.reason.clone(),
+                    reason.state.clone(),
+                    self.numbers.units().count(reason.flows),
+                    percent(share),
+                ];
+                table.row(cells, out)?;
             }
-            Ok(())
+            match is_json {
+                true => Ok(()),
+                false => Ok(table.end(out)?),
+            }
         })
     }
 }

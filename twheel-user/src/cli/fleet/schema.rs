@@ -11,6 +11,7 @@ use crate::{
         select::while_read,
     },
     fleet::schema::{LONGEST, Schema, Topic},
+    given,
 };
 
 /// Print the SQL that sets up the tables in ClickHouse, or brings them to the present version
@@ -63,7 +64,7 @@ impl SchemaCommand {
 /// Parses a number of whole days.
 fn days(text: &str) -> Result<u32, String> {
     const DAY: u64 = 86_400;
-    let duration = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let duration = given::duration(text)?;
     let days = u32::try_from(duration.as_secs() / DAY).unwrap_or(u32::MAX);
     let whole = Duration::from_secs(u64::from(days) * DAY);
     match whole == duration && (1..=LONGEST).contains(&days) {

@@ -6,11 +6,11 @@ use clap::Args;
 use super::ask::Asked;
 use crate::{
     cli::{
-        select::while_read,
-        talkers::{TalkerLine, write_headings},
+        select::{Numbers, while_read},
+        talkers::TalkerLine,
     },
     fleet::sums::{self, By},
-    output::json,
+    output::{json, table},
 };
 
 /// Count the ended flows of all hosts by address, port, host, process or rule
@@ -29,6 +29,8 @@ pub(super) struct Talkers {
     /// Show at most N lines
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: usize,
+    #[command(flatten)]
+    numbers: Numbers,
 }
 
 fn heading(by: By) -> &'static str {
@@ -50,9 +52,7 @@ impl Talkers {
         let is_counted = talkers.iter().any(|it| it.counted > 0);
         let is_json = self.asked.place.json;
         while_read(|out| {
-            if !is_json {
-                write_headings(heading(self.by), is_counted, out)?;
-            }
+            let mut table = table::talkers(heading(self.by), is_counted);
             for it in &talkers {
                 let is_counted = it.counted > 0;
                 let line = TalkerLine {
@@ -64,11 +64,14 @@ impl Talkers {
                 };
                 match is_json {
                     true => json::write_now("fleet_talker", line, out)?,
-                    false => line.write(out)?,
+                    false => table.row(line.cells(self.numbers.units()), out)?,
                 }
             }
+            if is_json {
+                return Ok(());
+            }
+            table.end(out)?;
             if let Some(first) = talkers.first()
-                && !is_json
                 && first.talkers > talkers.len() as u64
             {
                 let more = first.talkers - talkers.len() as u64;

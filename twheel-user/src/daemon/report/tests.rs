@@ -159,7 +159,7 @@ fn report(keep: bool, kept: Option<watch::Receiver<u64>>) -> (Report<Noted>, Log
     life.loaded(false);
     life.running();
     let printer = Printer {
-        output: Box::new(Text),
+        output: Box::new(Text::default()),
         kinds: EventKind::ALL.to_vec(),
         notes: Notes::default(),
     };

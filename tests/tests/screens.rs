@@ -1,0 +1,456 @@
+//! What a person sees of twheel: tables, help, manual pages, the proposals of shells, and refusals.
+
+use std::{
+    fs::{self, File},
+    io::Read,
+    os::fd::OwnedFd,
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use nix::{
+    pty::{Winsize, openpty},
+    sys::signal::{Signal, kill},
+    unistd::{Pid, geteuid},
+};
+use twheel_tests::{
+    directory::Directory,
+    netns::{Namespace, require_root},
+    pair::{Busy, Pair, SERVER},
+    running::{Ended, PolicyFile, Twheel, once, twheel_bin, wait_within},
+};
+
+fn lines(host: &Namespace, args: &[&str]) -> Result<Vec<String>> {
+    let ended = host.twheel_once(args)?;
+    ensure!(ended.code() == Some(0), "{args:?}: {}", ended.stderr);
+    Ok(ended.lines.into_iter().map(|line| line.text).collect())
+}
+
+/// Runs twheel on a terminal of its own for a while, and returns what it wrote.
+fn on_terminal(command: &mut Command, size: (u16, u16), wait: Duration) -> Result<String> {
+    let size = Winsize {
+        ws_col: size.0,
+        ws_row: size.1,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    let pty = openpty(Some(&size), None)?;
+    let copy = || -> Result<OwnedFd> { Ok(pty.slave.try_clone()?) };
+    command.stdin(copy()?).stdout(copy()?).stderr(copy()?);
+    let mut child = command.spawn()?;
+    // The command holds copies of the descriptors, which keep the terminal open.
+    let (input, output, error) = (Stdio::null(), Stdio::null(), Stdio::null());
+    command.stdin(input).stdout(output).stderr(error);
+    drop(pty.slave);
+    let reader = thread::spawn(move || {
+        let mut written = Vec::new();
+        // Linux returns an error once no process has the other end open.
+        let _ = File::from(pty.master).read_to_end(&mut written);
+        written
+    });
+    wait_within(&mut child, wait)?;
+    let written = reader.join().ok().context("the reader panicked")?;
+    Ok(String::from_utf8(written)?)
+}
+
+#[test]
+fn stats_are_grouped_and_without_zeros_and_drawn_over() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(&pair.server, &["--iface", SERVER])?;
+    let _open = pair.connect_some(3)?;
+    let names = |lines: &[String]| -> Vec<String> {
+        let mut lines = lines.iter().skip_while(|line| !line.starts_with("COUNTER"));
+        lines.next();
+        lines
+            .filter_map(|line| Some(line.split_once("  ")?.0.to_owned()))
+            .collect()
+    };
+    let some = lines(&pair.server, &["stats"])?;
+    let has = |lines: &[String], text: &str| lines.iter().any(|line| line == text);
+    ensure!(
+        has(&some, "Flow table") && has(&some, "Packets"),
+        "{some:#?}"
+    );
+    ensure!(!has(&some, "Losses") && !has(&some, "Reaper"), "{some:#?}");
+    let shown = names(&some);
+    ensure!(shown.contains(&"created".to_owned()), "{some:#?}");
+    ensure!(!shown.contains(&"events_lost".to_owned()), "{some:#?}");
+    let all = lines(&pair.server, &["stats", "--all", "--cpus"])?;
+    ensure!(has(&all, "Losses") && has(&all, "Reaper"), "{all:#?}");
+    let every = lines(&pair.server, &["stats", "--json"])?.len();
+    ensure!(names(&all).len() == every, "{all:#?}");
+    ensure!(all.iter().any(|line| line.contains("CPU 0")), "{all:#?}");
+
+    // On a small terminal each look fits, and is drawn over the last one.
+    let (columns, rows) = (80, 16);
+    let mut command = pair
+        .server
+        .twheel(&["stats", "--watch", "--interval", "200ms"])?;
+    let wait = Duration::from_millis(900);
+    let text = on_terminal(&mut command, (columns, rows), wait)?;
+    let looks: Vec<_> = text.split("\x1b[H").skip(1).collect();
+    ensure!(looks.len() >= 3, "{text:?}");
+    for look in looks {
+        let shown: Vec<_> = look.split("\x1b[K\r\n").collect();
+        ensure!(shown.len() <= usize::from(rows), "{look:?}");
+        let fits = |line: &&str| line.chars().count() <= usize::from(columns) + "\x1b[J".len();
+        ensure!(shown.iter().all(fits), "{look:?}");
+    }
+    ensure!(text.contains("A SECOND"), "{text:?}");
+    twheel.stop()?;
+    pair.server.check_clean(SERVER)
+}
+
+#[test]
+fn what_programs_cost_is_measured() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(&pair.server, &["--iface", SERVER])?;
+    let open = pair.connect_some(2)?;
+    let busy = Busy::start(open, Duration::from_millis(5));
+    let text = lines(&pair.server, &["stats", "--cost"])?;
+    let json = lines(&pair.server, &["stats", "--cost", "--json"])?;
+    busy.stop()?;
+    for program in ["twheel_xdp", "all packets"] {
+        let line = text.iter().find(|line| line.starts_with(program));
+        let line = line.with_context(|| format!("no {program}: {text:#?}"))?;
+        let numbers = line[program.len()..].split_ascii_whitespace();
+        let numbers: Vec<f64> = numbers
+            .map(|it| it.trim_end_matches('%').parse())
+            .collect::<Result<_, _>>()?;
+        let [runs, nanoseconds, share] = numbers[..] else {
+            anyhow::bail!("{line}");
+        };
+        ensure!(
+            runs > 50.0 && (10.0..100_000.0).contains(&nanoseconds),
+            "{line}"
+        );
+        ensure!(share < 100.0, "{line}");
+    }
+    let costs = json
+        .iter()
+        .filter(|line| line.contains("\"event\":\"cost\""));
+    ensure!(costs.count() >= 3, "{json:#?}");
+    let ran = |line: &&String| line.contains("twheel_xdp") && line.contains("\"run_us\":");
+    ensure!(json.iter().filter(ran).count() == 1, "{json:#?}");
+    twheel.stop()?;
+    pair.server.check_clean(SERVER)
+}
+
+#[test]
+fn long_addresses_and_large_numbers_shift_no_column() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let long = "fd77:1111:2222:3333:4444:5555:6666";
+    for (host, iface, last) in [(&pair.client, "client0", 1), (&pair.server, SERVER, 2)] {
+        host.ip(&format!("addr add {long}:{last}/112 dev {iface} nodad"))?;
+    }
+    let args = ["--iface", SERVER, "--accounting", "--timeout", "1h"];
+    let twheel = Twheel::start(&pair.server, &args)?;
+    let mut open = pair.connect_some(4)?;
+    let listener = pair
+        .server
+        .enter(|| Ok(std::net::TcpListener::bind(format!("[{long}:2]:0"))?))?;
+    let far = pair
+        .client
+        .enter(|| Ok(std::net::TcpStream::connect(listener.local_addr()?)?))?;
+    let table = lines(&pair.server, &["flows"])?;
+    let at = |line: &String, text: &str| line.find(text).map(|at| line[..at].chars().count());
+    let arrows: Vec<_> = table[1..].iter().map(|line| at(line, "-> ")).collect();
+    ensure!(arrows.len() == 5 && arrows[0].is_some(), "{table:#?}");
+    ensure!(arrows.iter().all(|it| *it == arrows[0]), "{table:#?}");
+    ensure!(
+        at(&table[0], "DST") == arrows[0].map(|it| it + 3),
+        "{table:#?}"
+    );
+    // The numbers end where their headings do.
+    let end = at(&table[0], "BYTES").context("no heading")? + "BYTES".len();
+    let ends = |line: &String| line.trim_end().chars().count() == end;
+    ensure!(table.iter().all(ends), "{table:#?}");
+
+    let (packet, mut sum) = (vec![0; 1 << 16], 0);
+    while sum < 200_000 {
+        std::io::Write::write_all(&mut open[0].client, &packet)?;
+        let mut got = vec![0; packet.len()];
+        open[0].server.read_exact(&mut got)?;
+        sum += packet.len();
+    }
+    thread::sleep(Duration::from_millis(300));
+    let filter = "bytes > 200000";
+    let human = lines(&pair.server, &["flows", filter])?;
+    let exact = lines(&pair.server, &["flows", filter, "--bytes"])?;
+    ensure!(human.len() == 2 && exact.len() == 2, "{human:?}");
+    let last = |lines: &[String]| lines[1].split('/').next_back().map(str::to_owned);
+    let orig = |lines: &[String]| -> Option<String> {
+        let bytes = lines[1].split_ascii_whitespace().last()?;
+        Some(bytes.split_once('/')?.0.to_owned())
+    };
+    ensure!(last(&human) == last(&exact), "{human:?} {exact:?}");
+    let bytes: u64 = orig(&exact).context("no bytes")?.parse()?;
+    ensure!(bytes > 200_000, "{exact:?}");
+    let shown = format!("{:.0}k", bytes as f64 / 1000.0);
+    ensure!(orig(&human) == Some(shown), "{human:?} {exact:?}");
+    drop((far, open));
+    twheel.stop()?;
+    pair.server.check_clean(SERVER)
+}
+
+/// What bash proposes for the last word of a command line.
+fn proposed(host: &Namespace, words: &[&str]) -> Result<Vec<String>> {
+    let program = twheel_bin()?;
+    let program = program.to_str().context("a path in Unicode")?;
+    let script = Command::new(program)
+        .args(["completions", "bash"])
+        .output()?;
+    let mut bash = host.command("bash")?;
+    let calls = r#"
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMP_TYPE=9
+_clap_complete_twheel twheel "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+printf '%s\n' "${COMPREPLY[@]}""#;
+    let script = String::from_utf8(script.stdout)? + calls;
+    bash.args(["--norc", "-c", &script, "bash", "twheel"])
+        .args(words);
+    let output = bash.output()?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success() && stderr.is_empty(),
+        "{words:?}: {stderr}"
+    );
+    let lines = String::from_utf8(output.stdout)?;
+    let lines = lines.lines().filter(|line| !line.is_empty());
+    Ok(lines.map(str::to_owned).collect())
+}
+
+#[test]
+fn shells_know_what_is_there() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let host = &pair.server;
+    let policy =
+        "[[rule]]\nname = \"web-of-all\"\ndport = 443\ntimeouts = { established = \"1h\" }\n";
+    let policy = PolicyFile::new("screens", policy)?;
+    let check = |words: &[&str], expected: &[&str]| -> Result<()> {
+        let found = proposed(host, words)?;
+        ensure!(found == expected, "{words:?}: {found:?}");
+        Ok(())
+    };
+    check(&["run", "--iface", "serv"], &[SERVER])?;
+    check(&["run", "--iface", "lo,serv"], &[&format!("lo,{SERVER}")])?;
+    check(&["run", "--reap", "reset,so"], &["reset,socket"])?;
+    check(&["run", "--timeout", "time"], &["time_wait="])?;
+    check(&["run", "--events", "end,re"], &["end,reap"])?;
+    check(&["run", "--group", "roo"], &["root"])?;
+    check(&["talkers", "--state", "time"], &["time_wait"])?;
+    check(&["flows", "--sort", "ex"], &["expires"])?;
+    check(&["help", "fil"], &["filter"])?;
+    check(&["man", "tal"], &["talkers"])?;
+    check(&["expired", "reason == sup"], &["reason == superseded"])?;
+    check(&["flows", "--iface", "serv"], &[])?;
+    let args = ["--iface", SERVER, "--policy", policy.path()];
+    let twheel = Twheel::start(host, &args)?;
+    check(&["flows", "--iface", "serv"], &[SERVER])?;
+    check(&["flows", "rule", "==", "web"], &["web-of-all"])?;
+    check(&["detach", "--iface", ""], &[SERVER])?;
+    let namespace = &host.name()[..host.name().len() - 1];
+    ensure!(proposed(host, &["run", "--netns", namespace])?.contains(&host.name().to_owned()));
+    twheel.stop()?;
+    host.check_clean(SERVER)
+}
+
+#[test]
+fn documents_and_manual_pages_are_in_the_program() -> Result<()> {
+    require_root();
+    let host = Namespace::new("screens")?;
+    for (topic, word) in [
+        ("filter", "picked_up"),
+        ("events", "flow_id"),
+        ("states", "syn_sent"),
+        ("policy", "[[rule]]"),
+    ] {
+        let text = lines(&host, &["help", topic])?;
+        ensure!(
+            text.iter().any(|line| line.contains(word)),
+            "{topic}: {text:#?}"
+        );
+    }
+    let of_command = lines(&host, &["help", "policy", "check"])?;
+    let options = lines(&host, &["policy", "check", "--help"])?;
+    ensure!(of_command == options, "{of_command:#?}");
+    let page = lines(&host, &["man", "policy", "check"])?;
+    ensure!(
+        page.iter()
+            .any(|line| line.starts_with(".TH twheel-policy-check")),
+        "{page:#?}"
+    );
+    let mut command = host.twheel(&["man", "run"])?;
+    command
+        .env("MANPAGER", "cat")
+        .env("PAGER", "cat")
+        .env("TERM", "xterm");
+    let shown = on_terminal(&mut command, (100, 50), Duration::from_secs(20))?;
+    ensure!(
+        shown.contains("twheel-run(1)") && !shown.contains(".TH"),
+        "{shown}"
+    );
+    for args in [&["help", "nonsense"][..], &["man", "policy", "nonsense"]] {
+        let ended = host.twheel_once(args)?;
+        ensure!(
+            ended.code() == Some(2) && ended.stderr.contains("give one of"),
+            "{ended:?}"
+        );
+    }
+    Ok(())
+}
+
+fn refused(ended: &Ended, code: i32, says: &str) -> Result<()> {
+    ensure!(ended.code() == Some(code), "{says}: {ended:?}");
+    ensure!(ended.stderr.contains(says), "{says}: {}", ended.stderr);
+    Ok(())
+}
+
+#[test]
+fn refusals_say_what_to_give() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let host = &pair.server;
+    let run = ["run", "--iface", SERVER, "--history", "off"];
+    let with = |more: &[&str]| host.twheel_once(&[&run[..], more].concat());
+    refused(
+        &with(&["--timeout", "0s"])?,
+        2,
+        "--timeout 0s: give 100ms (the tick)",
+    )?;
+    refused(
+        &with(&["--timeout", "close=0s"])?,
+        2,
+        "--timeout close=0s: give",
+    )?;
+    refused(
+        &with(&["--timeout", "99999d"])?,
+        2,
+        "--timeout 99999d: give",
+    )?;
+    refused(
+        &with(&["--history-size", "banana"])?,
+        2,
+        "give a size, such as",
+    )?;
+    refused(
+        &with(&["--tick", "fast"])?,
+        2,
+        "give a duration with its unit",
+    )?;
+    refused(
+        &host.twheel_once(&["expired", "--since", "yesterday"])?,
+        2,
+        "such as 150ms, 30s",
+    )?;
+    refused(
+        &host.twheel_once(&["plan", "--flows", "9", "--memory", "x"])?,
+        2,
+        "give a size",
+    )?;
+
+    for option in [&["--dry-run"][..], &["--protect", "dport == 22"]] {
+        let args = [&["--iface", SERVER][..], option].concat();
+        let twheel = Twheel::start(host, &args)?;
+        let says = format!("{} without --reap: nothing is reaped", option[0]);
+        ensure!(twheel.stderr().contains(&says), "{}", twheel.stderr());
+        twheel.stop()?;
+    }
+
+    let history = Directory::new("screens")?;
+    let twheel = Twheel::start(host, &["--iface", SERVER, "--history", history.path()])?;
+    for key in ["rtt", "bytes", "packets"] {
+        refused(
+            &host.twheel_once(&["flows", "--sort", key])?,
+            2,
+            &format!("--sort {key}: it is not"),
+        )?;
+    }
+    // Nobody has the right to read the history.
+    let mut nobody = host.command("setpriv")?;
+    nobody.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+    nobody
+        .arg(twheel_bin()?)
+        .args(["expired", "--history", history.path()]);
+    refused(&once(nobody)?, 3, "use the account of `twheel run`")?;
+    // There is nothing to read again, and nothing else to do.
+    kill(Pid::from_raw(twheel.pid() as i32), Signal::SIGHUP)?;
+    twheel.await_stderr("there is no --policy to read again")?;
+    ensure!(lines(host, &["flows"])?.len() == 1);
+    ensure!(twheel.stop()?.code() == Some(0));
+    host.check_clean(SERVER)
+}
+
+#[test]
+fn interfaces_are_found_by_list_and_by_a_new_name() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let host = &pair.server;
+    host.ip("link add twd0 type veth peer name twd9")?;
+    host.ip("link set twd0 up")?;
+    let both = format!("{SERVER},twd0");
+    let twheel = Twheel::start(host, &["--iface", &both, "--keep"])?;
+    twheel.await_stderr("twd0: attached")?;
+    lines(host, &["flows", "--iface", &both])?;
+    refused(
+        &host.twheel_once(&["flows", "--iface", &format!("{SERVER},lo")])?,
+        6,
+        "not running on lo",
+    )?;
+    host.batch("link set twd0 down\nlink set twd0 name twd1\nlink set twd1 up\n")?;
+    twheel.await_stderr("twd0: renamed to twd1")?;
+    for name in ["twd0", "twd1"] {
+        lines(host, &["stats", "--iface", name])?;
+    }
+    twheel.stop()?;
+    refused(
+        &host.twheel_once(&["detach", "--iface", "twd1"])?,
+        6,
+        "twheel detach --iface twd0",
+    )?;
+    let ended = host.twheel_once(&["detach", "--iface", "twd0"])?;
+    refused(
+        &ended,
+        0,
+        &format!("twd0: detached; still attached: {SERVER}"),
+    )?;
+    let ended = host.twheel_once(&["detach", "--iface", SERVER])?;
+    refused(&ended, 0, &format!("{SERVER}: detached\n"))?;
+    host.check_clean(SERVER)
+}
+
+#[test]
+fn the_examples_of_policy_check_fit_the_policy_of_the_document() -> Result<()> {
+    ensure!(geteuid().is_root(), "run as root");
+    let host = Namespace::new("screens")?;
+    let document = include_str!("../../docs/policy.md");
+    let policy = document.split("```toml\n").nth(1);
+    let policy = policy
+        .and_then(|it| it.split("```").next())
+        .context("no policy")?;
+    let directory = Directory::new("examples")?;
+    fs::write(format!("{}/policy.toml", directory.path()), policy)?;
+    let help = lines(&host, &["policy", "check", "--help"])?;
+    let examples = help
+        .iter()
+        .filter_map(|line| line.strip_prefix("  twheel "));
+    let mut count = 0;
+    for example in examples {
+        let mut shell = host.command("sh")?;
+        let program = twheel_bin()?;
+        shell.args([
+            "-c",
+            &format!("cd {} && {} {example}", directory.path(), program.display()),
+        ]);
+        let ended = once(shell)?;
+        ensure!(ended.code() == Some(0), "{example}: {ended:?}");
+        count += 1;
+    }
+    ensure!(count >= 4, "{help:#?}");
+    Ok(())
+}
