@@ -39,6 +39,7 @@
 //! | what they read of an instance | [`inspect`], [`flows`], [`wheels`] |
 //! | maps in this process's memory | `mapped` |
 //! | deleting flows | [`delete`] |
+//! | what the programs cost | [`cost`] |
 //! | what a configuration will cost | [`plan`] |
 //! | what a host lacks, and what the verifier says | [`doctor`], [`host`], `verifier` |
 //! | `bpf(2)` where aya has no function | [`bpf`] |
@@ -64,6 +65,7 @@ pub mod clickhouse;
 pub mod clock;
 pub mod clsact;
 pub mod conntrack;
+pub mod cost;
 pub mod cpu;
 pub mod daemon;
 pub mod data_plane;

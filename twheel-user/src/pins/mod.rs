@@ -35,7 +35,7 @@ pub use self::{
     detach::detach,
     find::{FoundInstance, found},
     instance::Instance,
-    objects::{HOOK_PROGRAMS, PROGRAMS, Pins},
+    objects::{HOOK_PROGRAMS, PROGRAMS, PinnedProgram, Pins},
     path::{Hook, lasting_name, namespace},
 };
 pub(crate) use self::{

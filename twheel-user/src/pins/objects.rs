@@ -15,6 +15,7 @@ use nix::fcntl::{Flock, FlockArg};
 use super::{
     access::try_lock,
     find::interfaces_of,
+    parts::parts,
     path::{Hook, in_the_way, lasting_name, link_name, name, refused},
 };
 use crate::call::Callable;
@@ -37,6 +38,17 @@ pub const HOOK_PROGRAMS: [&str; 3] = ["twheel_xdp", "twheel_ingress", "twheel_eg
 /// The pins of an instance's maps and programs, for processes other than its running twheel.
 #[derive(Clone, Debug)]
 pub struct Pins(pub(super) PathBuf);
+
+/// A pinned program.
+#[derive(Clone, Debug)]
+pub struct PinnedProgram {
+    /// The name of its pin.
+    pub name: String,
+    /// The network namespace whose packets it sees; `None`: that of the instance.
+    pub namespace: Option<String>,
+    /// The path of its pin.
+    pub path: PathBuf,
+}
 
 impl Pins {
     /// The directory.
@@ -78,6 +90,27 @@ impl Pins {
     /// The interfaces that its BPF links are attached to.
     pub fn interfaces(&self) -> Result<Vec<String>> {
         interfaces_of(&self.0)
+    }
+
+    /// The programs that are pinned, those for other network namespaces included.
+    ///
+    /// # Errors
+    ///
+    /// The directory cannot be listed.
+    pub fn programs(&self) -> Result<Vec<PinnedProgram>> {
+        let own = PROGRAMS.map(|name| (name, None, self.object(name)));
+        let parts = parts(&self.0)?;
+        let theirs = parts.iter().flat_map(|part| {
+            HOOK_PROGRAMS.map(|name| (name, Some(part.namespace.clone()), part.path.join(name)))
+        });
+        let pinned = own.into_iter().chain(theirs);
+        let there = pinned.filter(|(_, _, path)| path.exists());
+        let program = |(name, namespace, path): (&str, _, _)| PinnedProgram {
+            name: name.to_owned(),
+            namespace,
+            path,
+        };
+        Ok(there.map(program).collect())
     }
 
     /// The path of the pin of a map or program, if it exists.
