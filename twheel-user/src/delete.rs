@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     fs::File,
-    mem,
+    iter, mem,
     path::Path,
     sync::Arc,
     thread,
@@ -163,6 +163,37 @@ pub fn delete_all(
     reason: Reason,
     unread: Option<&mut Unread>,
 ) -> Result<Tally> {
+    let records = reader.table().records();
+    let bar = progress::bar("deleting", records.into());
+    let flows = reader.table().iter();
+    let flows = flows.inspect(|flow| bar.set_position(flow.index.into()));
+    delete_of(reader, flows, chosen, reason, unread)
+}
+
+/// The same for the flow of one record, whose index is `index`: no other is looked at.
+///
+/// # Errors
+///
+/// As for [`delete_all`].
+pub fn delete_flow(
+    reader: &Reader,
+    index: u32,
+    chosen: impl Fn(&Flow, u32) -> bool + Send,
+    reason: Reason,
+    unread: Option<&mut Unread>,
+) -> Result<Tally> {
+    // It is read after the clock, as all flows are.
+    let flow = iter::once_with(|| reader.table().get(index)).flatten();
+    delete_of(reader, flow, chosen, reason, unread)
+}
+
+fn delete_of(
+    reader: &Reader,
+    flows: impl Iterator<Item = Flow> + Send,
+    chosen: impl Fn(&Flow, u32) -> bool + Send,
+    reason: Reason,
+    unread: Option<&mut Unread>,
+) -> Result<Tally> {
     // In a thread of its own, so that the calling thread keeps its CPU affinity.
     thread::scope(|scope| {
         scope
@@ -177,7 +208,7 @@ pub fn delete_all(
                     batches: BTreeMap::new(),
                     young: Vec::new(),
                 };
-                deletion.run()?;
+                deletion.run(flows)?;
                 Ok(deletion.tally)
             })
             .join()
@@ -201,12 +232,9 @@ struct Deletion<'a, C> {
 }
 
 impl<C: Fn(&Flow, u32) -> bool> Deletion<'_, C> {
-    fn run(&mut self) -> Result<()> {
-        let reader = self.reader;
-        let now = reader.now()?;
-        let bar = progress::bar("deleting", reader.table().records().into());
-        for flow in reader.table().iter() {
-            bar.set_position(flow.index.into());
+    fn run(&mut self, flows: impl Iterator<Item = Flow>) -> Result<()> {
+        let now = self.reader.now()?;
+        for flow in flows {
             if !(self.chosen)(&flow, now) {
                 continue;
             }
