@@ -144,7 +144,7 @@ pub struct Options {
     pub events: Vec<EventKind>,
     #[command(flatten)]
     pub reap: Reap,
-    /// Serve Prometheus metrics at /metrics, health at /healthz and a page that shows the wheels at /. ADDR is a port on the
+    /// Serve Prometheus metrics at /metrics, health at /healthz and a page for operators at /. ADDR is a port on the
     /// loopback address, or an IP address and a port
     #[arg(long, value_name = "ADDR", value_parser = metrics::parse_address)]
     pub metrics: Option<SocketAddr>,
