@@ -307,8 +307,8 @@ fn a_page_begins_with_what_was_before_it() -> Result<()> {
 /// The page, which has time for one answer, shows what was before it.
 fn see_the_past(pair: &Pair, watched: &Watched<'_>) -> Result<()> {
     for (picture, size, dark) in [
-        ("page.png", (1280, 1800), false),
-        ("page-dark.png", (1280, 1800), true),
+        ("page.png", (1280, 1900), false),
+        ("page-dark.png", (1280, 1900), true),
         ("page-400.png", (400, 3500), false),
     ] {
         let view = View {
