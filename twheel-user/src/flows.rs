@@ -7,6 +7,7 @@
 use std::{
     marker::PhantomData,
     mem::offset_of,
+    ops::Range,
     os::fd::{AsFd, OwnedFd},
     sync::{
         OnceLock,
@@ -128,8 +129,18 @@ impl Flows {
     ///
     /// If the table cannot be mapped: the process has no address space left.
     pub fn iter(&self) -> impl Iterator<Item = Flow> {
-        let maps = self.maps().expect("the table can be mapped");
-        (0..self.count).filter_map(|index| maps.get(index))
+        let flows = self.of_records(0..self.count);
+        flows.expect("the table can be mapped")
+    }
+
+    /// The flows of these records, as of [`iter`](Self::iter).
+    ///
+    /// # Errors
+    ///
+    /// The table cannot be mapped.
+    pub fn of_records(&self, records: Range<u32>) -> Result<impl Iterator<Item = Flow>> {
+        let maps = self.maps()?;
+        Ok(records.filter_map(|index| maps.get(index)))
     }
 
     /// The flow in a record. A record that changes during every one of many reads is passed over:

@@ -33,6 +33,7 @@ pub struct Reader {
     meta: Meta,
     /// The rules by number; 0 stands for flows without a rule.
     rules: Vec<Rule>,
+    in_force: InForce,
     /// The names of the rules, likewise.
     names: Vec<Option<String>>,
     /// The labels of interfaces by place; empty for a place that no interface has.
@@ -71,15 +72,14 @@ impl Reader {
         let open = maps::pinned(&pins);
         let meta = data_plane::meta(&pins)?;
         let names = Names::open(&open)?;
-        let timeouts = InForce::open(&open)?;
-        let rules = 0..RULES as u16;
+        let in_force = InForce::open(&open)?;
         Ok(Self {
             clock: Clock::jiffies()?,
-            rules: rules
-                .clone()
-                .map(|rule| timeouts.rule(rule))
+            rules: rules(&in_force)?,
+            in_force,
+            names: (0..RULES as u16)
+                .map(|rule| names.rule(rule))
                 .collect::<Result<_>>()?,
-            names: rules.map(|rule| names.rule(rule)).collect::<Result<_>>()?,
             labels: watched::labels(&pins)?,
             zones: zones::numbers(&pins)?,
             flows: Flows::pinned(&pins)?,
@@ -88,6 +88,13 @@ impl Reader {
             meta,
             pins,
         })
+    }
+
+    /// Reads again the timeouts, which a policy may have changed. (The names of rules are those of
+    /// the time when the instance was opened.)
+    pub fn read_timeouts(&mut self) -> Result<()> {
+        self.rules = rules(&self.in_force)?;
+        Ok(())
     }
 
     /// Its pins.
@@ -217,4 +224,9 @@ impl Reader {
         let rule = self.rules.get(usize::from(rule));
         rule.map_or(0, |rule| rule.timeouts.timeout(seen))
     }
+}
+
+/// All rules by number.
+fn rules(in_force: &InForce) -> Result<Vec<Rule>> {
+    (0..RULES as u16).map(|rule| in_force.rule(rule)).collect()
 }

@@ -139,6 +139,17 @@ impl Wheels {
 
     /// Counts the flows of each wheel, in the order of `wheels`.
     pub fn count(&self, reader: &Reader) -> Result<Vec<Counted>> {
+        self.count_up_to(reader, u32::MAX, reader.table().records())
+    }
+
+    /// Counts at most `of_slot` flows of each slot and `of_wheel` flows of each wheel. Slots that
+    /// come after those are not among the counted.
+    pub fn count_up_to(
+        &self,
+        reader: &Reader,
+        of_slot: u32,
+        of_wheel: u32,
+    ) -> Result<Vec<Counted>> {
         let geometry = self.geometry;
         let map = Map::PerCpuArray(reader.pins().map("SLOTS")?);
         let heads = PerCpuArray::<_, Heads>::try_from(map)?;
@@ -155,15 +166,18 @@ impl Wheels {
         wanted.insert(geometry.slots(), (0..self.wheels.len()).collect());
         let mut counted = vec![Counted::default(); self.wheels.len()];
         // A list that changes while it is followed may become a circle.
-        let mut left = vec![reader.table().records(); self.wheels.len()];
+        let mut left = vec![of_wheel; self.wheels.len()];
         for (index, places) in wanted {
             let heads = heads.get(&index, 0).context("cannot read SLOTS")?;
             for place in places {
                 let turning = &self.wheels[place];
                 let heads = heads.get(turning.cpu as usize).copied();
                 let lists = heads.unwrap_or_default().into_iter();
-                let lengths = lists.map(|head| length(reader, head, turning.cpu, &mut left[place]));
+                let all = of_slot.min(left[place]);
+                let mut of_this = all;
+                let lengths = lists.map(|head| length(reader, head, turning.cpu, &mut of_this));
                 let flows = lengths.sum();
+                left[place] -= all - of_this;
                 if index == geometry.slots() {
                     counted[place].handed_out = flows;
                 } else if flows > 0 {

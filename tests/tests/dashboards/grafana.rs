@@ -25,8 +25,12 @@ impl Dashboard {
     /// Reads a dashboard and checks what Grafana needs of it: identifiers that differ, places that
     /// do not overlap, and a data source that is chosen where it is imported.
     pub fn read(uid: &str, plugin: &str) -> Result<Self> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist/grafana");
-        let path = path.join(format!("{uid}.json"));
+        Self::read_file(&format!("dist/grafana/{uid}.json"), uid, plugin)
+    }
+
+    /// The same of a file of the project.
+    pub fn read_file(file: &str, uid: &str, plugin: &str) -> Result<Self> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file);
         let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         let dashboard = Self(serde_json::from_str(&text)?);
         ensure!(dashboard.0["uid"] == uid, "another uid");

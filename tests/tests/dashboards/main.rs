@@ -1,4 +1,4 @@
-//! The dashboards in `dist/grafana`: each query is asked as Grafana asks it, of a real Prometheus
+//! The dashboards in `dist/grafana` and `docs`: each query is asked as Grafana asks it, of a real Prometheus
 //! that reads a real `twheel run`, and of ClickHouse's engine with the real schema; each must have
 //! an answer.
 

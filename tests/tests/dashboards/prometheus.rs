@@ -58,7 +58,8 @@ impl<'a> Prometheus<'a> {
                 directory.file("prometheus.yml")
             ))
             .arg(format!("--storage.tsdb.path={}", directory.file("data")))
-            .arg(format!("--web.listen-address={free}"));
+            .arg(format!("--web.listen-address={free}"))
+            .arg("--enable-feature=exemplar-storage");
         let it = Self {
             process: Process::start(command, directory.0.join("log"))?,
             host,
@@ -91,18 +92,31 @@ impl<'a> Prometheus<'a> {
         Ok(body.to_owned())
     }
 
-    /// The series of a query over the last minute.
-    fn series(&self, query: &str) -> Result<Vec<Value>> {
+    /// The answer to a query over the last minute.
+    fn ask(&self, how: &str, query: &str) -> Result<Value> {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
         let now = now.as_secs_f64();
         let path = format!(
-            "/api/v1/query_range?query={}&start={}&end={now}&step=5",
+            "/api/v1/{how}?query={}&start={}&end={now}&step=5",
             encoded(query),
             now - 60.0
         );
-        let answer: Value = serde_json::from_str(&self.get(&path)?)?;
+        Ok(serde_json::from_str(&self.get(&path)?)?)
+    }
+
+    /// The series of a query over the last minute.
+    fn series(&self, query: &str) -> Result<Vec<Value>> {
+        let answer = self.ask("query_range", query)?;
         let series = answer["data"]["result"].as_array().context("no result")?;
         Ok(series.clone())
+    }
+
+    /// The exemplars of the series of a query over the last minute.
+    fn exemplars(&self, query: &str) -> Result<Vec<Value>> {
+        let answer = self.ask("query_exemplars", query)?;
+        let series = answer["data"].as_array().context("no data")?.iter();
+        let exemplars = series.filter_map(|it| it["exemplars"].as_array());
+        Ok(exemplars.flatten().cloned().collect())
     }
 }
 
@@ -165,6 +179,74 @@ fn each_alert_is_a_rule_over_metrics_that_are_served() -> Result<()> {
     Ok(())
 }
 
+/// Two hosts with a `twheel run` each, and a Prometheus that reads both.
+struct Watched<'a> {
+    prometheus: Prometheus<'a>,
+    targets: Vec<SocketAddr>,
+    _running: Vec<Twheel>,
+}
+
+impl<'a> Watched<'a> {
+    fn start(pair: &'a Pair, directory: &Directory) -> Result<Self> {
+        let (mut running, mut targets) = (Vec::new(), Vec::new());
+        for (host, interface, address) in [
+            (&pair.server, SERVER, "10.77.0.2:0"),
+            (&pair.client, CLIENT, "10.77.0.1:0"),
+        ] {
+            let args = ["--iface", interface, "--metrics", address, "--json"];
+            let more = ["--timeout", "300ms", "--reap", "socket", "--dry-run"];
+            let twheel = Twheel::start(host, &[&args[..], &more].concat())?;
+            let told = twheel.await_stderr("metrics and page: ")?;
+            let at = told.lines().find_map(|line| {
+                line.strip_prefix("metrics and page: http://")?
+                    .strip_suffix('/')
+            });
+            targets.push(at.context("no address")?.parse()?);
+            running.push(twheel);
+        }
+        let prometheus = Prometheus::start(&pair.server, directory, &targets)?;
+        // Each metric must have been read before its first flow ends, or the end is no increase.
+        let end = Instant::now() + PATIENCE;
+        while prometheus.series("twheel_build_info")?.len() < targets.len() {
+            ensure!(Instant::now() < end, "prometheus reads nothing");
+            thread::sleep(Duration::from_millis(100));
+        }
+        Ok(Self {
+            prometheus,
+            targets,
+            _running: running,
+        })
+    }
+
+    /// Makes traffic until nothing is missing.
+    fn until_nothing_is(
+        &self,
+        pair: &Pair,
+        missing: impl Fn(&Self) -> Result<Vec<String>>,
+    ) -> Result<()> {
+        let (end, mut kept) = (Instant::now() + PATIENCE, Vec::new());
+        loop {
+            // More of each, until there are two values of all.
+            kept.extend(pair.connect_some(2)?);
+            pair.connect_some(1)?
+                .into_iter()
+                .try_for_each(|it| it.close())?;
+            pair.connect_some(1)?
+                .into_iter()
+                .try_for_each(|it| it.reset())?;
+            thread::sleep(Duration::from_millis(900));
+            let missing = missing(self)?;
+            if missing.is_empty() {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < end,
+                "panels that show nothing, or not all: {missing:#?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn each_panel_on_prometheus_shows_something() -> Result<()> {
     require_root();
@@ -174,59 +256,25 @@ fn each_panel_on_prometheus_shows_something() -> Result<()> {
     }
     let dashboard = Dashboard::read("twheel-fleet-prometheus", "prometheus")?;
     let interval = dashboard.interval()?;
-    let directory = Directory::new("prometheus")?;
-    let pair = Pair::new()?;
-    let mut running = Vec::new();
-    let mut targets = Vec::new();
-    for (host, interface, address) in [
-        (&pair.server, SERVER, "10.77.0.2:0"),
-        (&pair.client, CLIENT, "10.77.0.1:0"),
-    ] {
-        let args = ["--iface", interface, "--metrics", address, "--json"];
-        let more = ["--timeout", "300ms", "--reap", "socket", "--dry-run"];
-        let twheel = Twheel::start(host, &[&args[..], &more].concat())?;
-        let told = twheel.await_stderr("metrics and page: ")?;
-        let at = told.lines().find_map(|line| {
-            line.strip_prefix("metrics and page: http://")?
-                .strip_suffix('/')
-        });
-        targets.push(at.context("no address")?.parse()?);
-        running.push(twheel);
-    }
-    let prometheus = Prometheus::start(&pair.server, &directory, &targets)?;
     let queries = dashboard.queries()?;
+    ensure!(queries.len() >= 15, "{} queries", queries.len());
     let labels = dashboard.variable("host")?;
     ensure!(labels["query"]["query"] == "label_values(twheel_build_info, instance)");
-
-    // Each metric must have been read before its first flow ends, or the end is no increase.
-    let end = Instant::now() + PATIENCE;
-    while prometheus.series("twheel_build_info")?.len() < targets.len() {
-        ensure!(Instant::now() < end, "prometheus reads nothing");
-        thread::sleep(Duration::from_millis(100));
-    }
-    let mut kept = Vec::new();
-    let mut empty = Vec::new();
-    while Instant::now() < end {
-        // More of each, until there are two values of all.
-        kept.extend(pair.connect_some(2)?);
-        pair.connect_some(1)?
-            .into_iter()
-            .try_for_each(|it| it.close())?;
-        pair.connect_some(1)?
-            .into_iter()
-            .try_for_each(|it| it.reset())?;
-        thread::sleep(Duration::from_millis(900));
-        empty.clear();
-        for chosen in [".*".to_owned(), targets[0].to_string()] {
+    let directory = Directory::new("prometheus")?;
+    let pair = Pair::new()?;
+    let watched = Watched::start(&pair, &directory)?;
+    watched.until_nothing_is(&pair, |watched| {
+        let mut empty = Vec::new();
+        for chosen in [".*".to_owned(), watched.targets[0].to_string()] {
             for query in &queries {
                 let text = query.text.replace("${interval}", interval);
                 let text = text.replace("$__range", "3600s").replace("$host", &chosen);
-                let series = prometheus.series(&replaced(text)?)?;
+                let series = watched.prometheus.series(&replaced(text)?)?;
                 let hosts = series
                     .iter()
                     .filter_map(|it| it["metric"]["instance"].as_str());
                 let hosts: Vec<_> = hosts.collect();
-                let wanted: Vec<_> = targets.iter().map(ToString::to_string).collect();
+                let wanted: Vec<_> = watched.targets.iter().map(ToString::to_string).collect();
                 let wanted = if chosen == ".*" {
                     &wanted[..]
                 } else {
@@ -241,10 +289,69 @@ fn each_panel_on_prometheus_shows_something() -> Result<()> {
                 }
             }
         }
-        if empty.is_empty() {
-            ensure!(queries.len() >= 15, "{} queries", queries.len());
-            return Ok(());
-        }
+        Ok(empty)
+    })
+}
+
+#[test]
+fn each_panel_of_the_dashboard_of_a_host_shows_something() -> Result<()> {
+    require_root();
+    if prometheus().is_none() {
+        skipped("no prometheus: `cargo xtask test` gets it");
+        return Ok(());
     }
-    anyhow::bail!("panels that show nothing, or not all hosts: {empty:#?}")
+    let file = "docs/grafana-dashboard.json";
+    let dashboard = Dashboard::read_file(file, "twheel", "prometheus")?;
+    let queries = dashboard.queries()?;
+    ensure!(queries.len() >= 25, "{} queries", queries.len());
+    let labels = dashboard.variable("instance")?;
+    ensure!(labels["query"]["query"] == "label_values(twheel_build_info, instance)");
+    let directory = Directory::new("prometheus-of-a-host")?;
+    let pair = Pair::new()?;
+    let watched = Watched::start(&pair, &directory)?;
+    watched.until_nothing_is(&pair, |watched| {
+        let mut empty = Vec::new();
+        for chosen in [".*".to_owned(), watched.targets[1].to_string()] {
+            for query in &queries {
+                let text = query.text.replace("$__rate_interval", "60s");
+                let text = text.replace("$__range", "3600s");
+                let text = text.replace("$instance", &chosen);
+                let series = watched.prometheus.series(&replaced(text)?)?;
+                let interfaces = series
+                    .iter()
+                    .filter_map(|it| it["metric"]["interface"].as_str());
+                let interfaces: Vec<_> = interfaces.collect();
+                let wanted = match chosen.as_str() {
+                    ".*" => &[CLIENT, SERVER][..],
+                    _ => &[CLIENT],
+                };
+                let is_by_interface = query.panel.contains("by interface");
+                let covers = wanted.iter().all(|it| interfaces.contains(it));
+                let is_a_number = series.iter().any(|it| {
+                    let values = it["values"].as_array().into_iter().flatten();
+                    let mut last = values.filter_map(|it| it[1].as_str());
+                    last.next_back().is_some_and(|it| it != "NaN")
+                });
+                if !is_a_number || is_by_interface && !covers {
+                    empty.push(format!("{} ({chosen}): {series:?}", query.panel));
+                }
+            }
+        }
+        // Prometheus asks for OpenMetrics, and so gets exemplars.
+        for metric in [
+            "twheel_expiry_lateness_seconds_bucket",
+            "twheel_ended_flows_total",
+        ] {
+            let exemplars = watched.prometheus.exemplars(metric)?;
+            let has = |it: &Value| {
+                it["labels"]["flow_id"]
+                    .as_str()
+                    .is_some_and(|it| it.len() == 36)
+            };
+            if exemplars.is_empty() || !exemplars.iter().all(has) {
+                empty.push(format!("exemplars of {metric}: {exemplars:?}"));
+            }
+        }
+        Ok(empty)
+    })
 }

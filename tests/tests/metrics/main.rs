@@ -1,9 +1,12 @@
 //! What `twheel run --metrics` serves, requested over real sockets beside real connections; and the
 //! page in a browser.
 
+mod browser;
 mod documents;
+mod formats;
 mod numbers;
 mod page;
+mod status;
 mod waiting;
 
 use std::{

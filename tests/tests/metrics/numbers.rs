@@ -132,6 +132,11 @@ fn only_what_is_there_is_answered_and_only_to_whom_it_is_for() -> Result<()> {
         ("/", "text/html; charset=utf-8", "<title>twheel</title>"),
         ("/page.js", "text/javascript; charset=utf-8", "textContent"),
         (
+            "/draw.js",
+            "text/javascript; charset=utf-8",
+            "createElementNS",
+        ),
+        (
             "/style.css",
             "text/css; charset=utf-8",
             "prefers-color-scheme",
@@ -139,6 +144,8 @@ fn only_what_is_there_is_answered_and_only_to_whom_it_is_for() -> Result<()> {
         ("/metrics", "text/plain; version=0.0.4", "twheel_flows 0\n"),
         ("/healthz", "text/plain; charset=utf-8", "ok\n"),
         ("/api/status", "application/json", "\"flows\":0"),
+        ("/api/history", "application/json", "\"points\":720"),
+        ("/api/ended", "application/json", "\"flows\":[]"),
     ] {
         let reply = watched.get(path)?;
         assert_eq!(reply.code, 200, "{path}");
@@ -192,8 +199,11 @@ fn an_instance_whose_stepper_has_failed_is_not_healthy() -> Result<()> {
     let load = Load::new(OBJECT, Settings::default().config(clock)?, clock);
     let name = format!("health-{}", std::process::id());
     let instance = Instance::open(&[name])?;
-    let metrics = DataPlane::load(&load, &instance)
-        .and_then(|plane| Metrics::new(&plane, &instance.pins(), Arc::default(), &[]));
+    let metrics = DataPlane::load(&load, &instance).and_then(|mut plane| {
+        // The page's thread reads the clock by one of them.
+        plane.pin_programs(&instance)?;
+        Metrics::new(&plane, &instance.pins(), Arc::default(), &[])
+    });
     let asked = metrics.and_then(|metrics| {
         let metrics = Arc::new(metrics);
         let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into())?;

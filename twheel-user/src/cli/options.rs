@@ -142,7 +142,7 @@ pub struct Options {
     /// it is on standard error
     #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "update,end,rto,reap,run", add = complete::kinds())]
     pub events: Vec<EventKind>,
-    /// Serve Prometheus metrics at /metrics, health at /healthz and a page that shows the wheels at /. ADDR is a port on the
+    /// Serve Prometheus metrics at /metrics, health at /healthz and a page for operators at /. ADDR is a port on the
     /// loopback address, or an IP address and a port
     #[arg(long, value_name = "ADDR", value_parser = metrics::parse_address)]
     pub metrics: Option<SocketAddr>,

@@ -1,7 +1,7 @@
 //! The numbers of a running instance, for Prometheus.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -10,19 +10,25 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use aya::maps::{Map, MapData, PerCpuArray};
+use aya::maps::Map;
 use prometheus::{
     Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder, core::Collector, proto::MetricFamily,
+    Registry, TextEncoder, core::Collector,
 };
 use twheel_common::{
     config::Config,
     counter::{Counter, Counters},
     event::{Event, Reason},
     rule::Timeouts,
-    wheel::Wheel,
 };
 
+use super::{
+    ends::{Ends, Latest},
+    exemplars::{Exemplars, to_open_metrics},
+    history::History,
+    links,
+    sample::Sample,
+};
 use crate::{
     action::{Action, Outcome},
     clock::Clock,
@@ -44,18 +50,12 @@ const STEP_BUCKETS: [f64; 12] = [
 
 /// In seconds. A flow is late by less than a tick, which is 10 ms to some seconds, plus the time by
 /// which the stepper was delayed.
-const LATENESS_BUCKETS: [f64; 13] = [
+pub(super) const LATENESS_BUCKETS: [f64; 13] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 3600.0,
 ];
 
 /// Most pairs of interface and direction by which ended flows are counted.
 const MAX_INTERFACE_COUNTERS: usize = 4096;
-
-/// Ended flows that are kept for the page.
-const LATEST: usize = 50;
-
-/// Number of flows by state.
-pub(super) type States = BTreeMap<&'static str, u64>;
 
 /// The numbers of a running instance.
 pub struct Metrics {
@@ -63,13 +63,17 @@ pub struct Metrics {
     ended: IntCounterVec,
     steps: Histogram,
     lateness: Histogram,
-    pub(super) latest: Mutex<VecDeque<Latest>>,
+    /// Flows that stand for the numbers above.
+    exemplars: Mutex<Exemplars>,
+    pub(super) ends: Mutex<Ends>,
+    /// What the page shows; `None` if nobody takes samples.
+    pub(super) sample: Mutex<Option<Arc<Sample>>>,
+    pub(super) history: Mutex<History>,
     /// Ended flows by interface and direction of their initiators' packets.
     by_interface: Mutex<BTreeMap<(String, &'static str), u64>>,
     failed: AtomicBool,
     /// The data plane's clock at the latest step, and when that was.
     pub(super) now: Mutex<Option<(u64, Instant)>>,
-    pub(super) states: Mutex<Option<(Instant, States)>>,
     pub(super) started: Instant,
     pub(super) interfaces: Vec<String>,
     pub(super) config: Config,
@@ -77,17 +81,8 @@ pub struct Metrics {
     pub(super) pins: Pins,
     pub(super) identity: Arc<Identity>,
     counters: Map,
-    pub(super) wheels: PerCpuArray<MapData, Wheel>,
     timeouts: InForce,
-    reaper: OnceLock<Arc<reap::ReaperState>>,
-}
-
-/// A flow that has ended, for the page.
-pub(super) struct Latest {
-    pub(super) at: Instant,
-    pub(super) mark: Mark,
-    pub(super) ended: Ended,
-    pub(super) known_as: KnownAs,
+    pub(super) reaper: OnceLock<Arc<reap::ReaperState>>,
 }
 
 impl Metrics {
@@ -155,11 +150,13 @@ impl Metrics {
             ended,
             steps,
             lateness,
-            latest: Mutex::default(),
+            exemplars: Mutex::default(),
+            ends: Mutex::default(),
+            sample: Mutex::default(),
+            history: Mutex::default(),
             by_interface: Mutex::default(),
             failed: AtomicBool::new(false),
             now: Mutex::default(),
-            states: Mutex::default(),
             started: Instant::now(),
             interfaces: interfaces.to_vec(),
             config: *plane.config(),
@@ -167,7 +164,6 @@ impl Metrics {
             pins: pins.clone(),
             identity,
             counters: Map::PerCpuArray(pins.map("COUNTERS")?),
-            wheels: PerCpuArray::try_from(Map::PerCpuArray(pins.map("WHEEL")?))?,
             timeouts: InForce::open(&maps::pinned(pins))?,
             reaper: OnceLock::new(),
         })
@@ -198,21 +194,40 @@ impl Metrics {
     ///
     /// The kernel's counters cannot be read.
     pub fn text(&self) -> Result<String> {
-        let mut families = self.registry.gather();
         let places = data_plane::counters_of_places(&self.counters)?;
-        families.extend(kernel(&Counters::sum(places.iter().flatten()))?);
+        // A registry puts metrics in order.
+        let registry = Registry::new();
+        kernel(&Counters::sum(places.iter().flatten()), &registry)?;
         let interfaces = watched::by_interface(&self.pins, &places)?;
-        families.extend(self.of_interfaces(&interfaces)?);
+        self.of_interfaces(&interfaces, &registry)?;
         if let Some(reaper) = self.reaper.get() {
-            families.extend(reaped(reaper)?);
+            reaped(reaper, &registry)?;
         }
+        let mut families = self.registry.gather();
+        families.extend(registry.gather());
+        families.sort_by(|one, two| one.name().cmp(two.name()));
         TextEncoder::new()
             .encode_to_string(&families)
             .context("cannot write the metrics")
     }
 
+    /// The same in the format of OpenMetrics, with exemplars.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's counters cannot be read.
+    pub(super) fn open_metrics(&self) -> Result<String> {
+        let text = self.text()?;
+        let exemplars = lock(&self.exemplars).by_sample(&self.identity);
+        Ok(to_open_metrics(&text, &exemplars))
+    }
+
     /// The metric families that have one value per interface.
-    fn of_interfaces(&self, interfaces: &[(String, Counters)]) -> Result<Vec<MetricFamily>> {
+    fn of_interfaces(
+        &self,
+        interfaces: &[(String, Counters)],
+        registry: &Registry,
+    ) -> prometheus::Result<()> {
         let info = IntGaugeVec::new(
             Opts::new(
                 "twheel_interface_info",
@@ -227,6 +242,14 @@ impl Metrics {
             ),
             &["interface", "verdict"],
         )?;
+        let carried = IntCounterVec::new(
+            Opts::new(
+                "twheel_interface_bytes_total",
+                "bytes of each interface of this network namespace, by direction, as the kernel \
+                 counts them",
+            ),
+            &["interface", "direction"],
+        )?;
         let ended = IntCounterVec::new(
             Opts::new(
                 "twheel_interface_ended_flows_total",
@@ -235,6 +258,8 @@ impl Metrics {
             ),
             &["interface", "direction"],
         )?;
+        // Without them the others are still worth serving.
+        let bytes = links::bytes().unwrap_or_default();
         let mut by_interface = lock(&self.by_interface);
         // Drops interfaces that disappeared and whose place another interface has taken.
         let names: BTreeSet<_> = interfaces.iter().map(|(name, _)| name.as_str()).collect();
@@ -248,23 +273,26 @@ impl Metrics {
                     packets.with_label_values(&labels).inc_by(count);
                 }
             }
-            for direction in ["in", "out"] {
+            for (at, direction) in ["in", "out"].into_iter().enumerate() {
+                let labels = [name.as_str(), direction];
+                if let Some(bytes) = bytes.get(name) {
+                    carried.with_label_values(&labels).inc_by(bytes[at]);
+                }
                 let count = by_interface.get(&(name.clone(), direction));
-                ended
-                    .with_label_values(&[name.as_str(), direction])
-                    .inc_by(count.copied().unwrap_or(0));
+                let ended = ended.with_label_values(&labels);
+                ended.inc_by(count.copied().unwrap_or(0));
             }
         }
-        let mut families = info.collect();
-        families.extend(packets.collect());
-        families.extend(ended.collect());
-        // The encoder refuses a family without metrics.
-        families.retain(|family| !family.get_metric().is_empty());
-        Ok(families)
-    }
-
-    pub(super) fn counters(&self) -> Result<Counters> {
-        data_plane::counters(&self.counters)
+        let collectors: [Box<dyn Collector>; 4] = [
+            Box::new(info),
+            Box::new(packets),
+            Box::new(carried),
+            Box::new(ended),
+        ];
+        // A registry leaves out a family without metrics.
+        collectors
+            .into_iter()
+            .try_for_each(|it| registry.register(it))
     }
 }
 
@@ -281,7 +309,7 @@ impl Observer for Metrics {
 }
 
 /// The metric families of the reaper's counters.
-fn reaped(reaper: &reap::ReaperState) -> prometheus::Result<Vec<MetricFamily>> {
+fn reaped(reaper: &reap::ReaperState, registry: &Registry) -> prometheus::Result<()> {
     let actions = IntCounterVec::new(
         Opts::new(
             "twheel_reaped_total",
@@ -301,20 +329,18 @@ fn reaped(reaper: &reap::ReaperState) -> prometheus::Result<Vec<MetricFamily>> {
         "1 while the reaper is paused, because it would have reaped too many flows",
     )?;
     paused.set(reaper.is_paused().into());
-    let mut families = actions.collect();
-    families.extend(paused.collect());
-    Ok(families)
+    registry.register(Box::new(actions))?;
+    registry.register(Box::new(paused))
 }
 
 /// The metric families of the data plane's counters.
-fn kernel(counters: &Counters) -> prometheus::Result<Vec<MetricFamily>> {
+fn kernel(counters: &Counters, registry: &Registry) -> prometheus::Result<()> {
     let flows = IntGauge::new("twheel_flows", "flows in the table")?;
     flows.set(counters.live() as i64);
     let packets = IntCounterVec::new(
         Opts::new("twheel_packets_total", "packets, by verdict"),
         &["verdict"],
     )?;
-    let mut families = flows.collect();
     for counter in Counter::ALL {
         if Counter::VERDICTS.contains(counter) {
             let packets = packets.with_label_values(&[counter.name()]);
@@ -323,11 +349,11 @@ fn kernel(counters: &Counters) -> prometheus::Result<Vec<MetricFamily>> {
             let name = format!("twheel_{}_total", counter.name());
             let family = IntCounter::new(name, counter.meaning())?;
             family.inc_by(counters.get(*counter));
-            families.extend(family.collect());
+            registry.register(Box::new(family))?;
         }
     }
-    families.extend(packets.collect());
-    Ok(families)
+    registry.register(Box::new(flows))?;
+    registry.register(Box::new(packets))
 }
 
 /// Counts ended flows that were read together, so that the timeouts of each rule are looked up
@@ -345,9 +371,12 @@ impl Batch<'_> {
             .ended
             .with_label_values(&[ended.reason.name(), ended.flow.state])
             .inc();
-        if let Some(lateness) = self.lateness(event, ended.reason) {
-            metrics.lateness.observe(lateness.as_secs_f64());
+        let lateness = self.lateness(event, ended.reason);
+        let lateness = lateness.map(|it| it.as_secs_f64());
+        if let Some(lateness) = lateness {
+            metrics.lateness.observe(lateness);
         }
+        lock(&metrics.exemplars).note(mark, ended, lateness);
         if let Some(iface) = &known_as.iface {
             let mut by_interface = lock(&metrics.by_interface);
             // Thousands of interfaces have appeared and disappeared since the last request: these
@@ -359,9 +388,7 @@ impl Batch<'_> {
                 .entry((iface.clone(), ended.flow.direction()))
                 .or_default() += 1;
         }
-        let mut latest = lock(&metrics.latest);
-        latest.truncate(LATEST - 1);
-        latest.push_front(Latest {
+        lock(&metrics.ends).add(Latest {
             at: Instant::now(),
             mark,
             ended: *ended,
@@ -402,7 +429,9 @@ mod tests {
         for (number, value) in counters.0.iter_mut().enumerate() {
             *value = 1 << number;
         }
-        let families = kernel(&counters).unwrap();
+        let registry = Registry::new();
+        kernel(&counters, &registry).unwrap();
+        let families = registry.gather();
         let mut values = BTreeSet::new();
         for family in families.iter().filter(|it| it.name().ends_with("_total")) {
             assert!(!family.help().is_empty(), "{}", family.name());
@@ -412,7 +441,7 @@ mod tests {
         }
         let all: BTreeSet<u64> = counters.0.into_iter().collect();
         assert_eq!(values, all);
-        let names: BTreeSet<_> = families.iter().map(MetricFamily::name).collect();
+        let names: BTreeSet<_> = families.iter().map(|it| it.name()).collect();
         assert_eq!(names.len(), families.len(), "no family twice");
     }
 }

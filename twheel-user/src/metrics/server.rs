@@ -22,7 +22,12 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::{Semaphore, oneshot};
 
-use super::numbers::Metrics;
+use super::{
+    ends::Question,
+    exemplars::OPEN_METRICS,
+    numbers::{Metrics, lock},
+    sample::{Asker, Sampler},
+};
 use crate::failure::{Failure, Kind};
 
 /// Most connections at a time; more wait in the kernel.
@@ -38,6 +43,8 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 const TEXT: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Parses `ADDRESS:PORT`; a port alone means the loopback address.
 pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
@@ -96,6 +103,35 @@ impl Listener {
 pub struct Server {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    /// Dropped when the thread has ended, and with it everyone who may ask.
+    _sampler: Sampler,
+}
+
+/// What requests are answered from.
+#[derive(Clone)]
+struct Answers {
+    metrics: Arc<Metrics>,
+    asker: Asker,
+}
+
+/// What matters of a request.
+struct Asked {
+    path: String,
+    query: String,
+    /// The client reads OpenMetrics.
+    open_metrics: bool,
+}
+
+impl Asked {
+    fn new<B>(request: &Request<B>) -> Self {
+        let accept = request.headers().get_all(header::ACCEPT).iter();
+        let mut accept = accept.filter_map(|it| it.to_str().ok());
+        Self {
+            path: request.uri().path().to_owned(),
+            query: request.uri().query().unwrap_or_default().to_owned(),
+            open_metrics: accept.any(|it| it.contains("application/openmetrics-text")),
+        }
+    }
 }
 
 impl Server {
@@ -110,13 +146,15 @@ impl Server {
             let _entered = runtime.enter();
             tokio::net::TcpListener::from_std(listener).context("cannot wait for connections")?
         };
+        let (sampler, asker) = Sampler::start(metrics.clone())?;
+        let answers = Answers { metrics, asker };
         let (stop, stopped) = oneshot::channel();
         let thread = thread::Builder::new()
             .name("twheel-metrics".into())
             .spawn(move || {
                 runtime.block_on(async {
                     tokio::select! {
-                        never = serve(&listener, &metrics, address.ip()) => match never {},
+                        never = serve(&listener, &answers, address.ip()) => match never {},
                         // The sender was used or dropped; both mean to stop.
                         _ = stopped => {}
                     }
@@ -126,6 +164,7 @@ impl Server {
         Ok(Self {
             stop: Some(stop),
             thread: Some(thread),
+            _sampler: sampler,
         })
     }
 }
@@ -139,11 +178,7 @@ impl Drop for Server {
     }
 }
 
-async fn serve(
-    listener: &tokio::net::TcpListener,
-    metrics: &Arc<Metrics>,
-    bound: IpAddr,
-) -> Infallible {
+async fn serve(listener: &tokio::net::TcpListener, answers: &Answers, bound: IpAddr) -> Infallible {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let place = places.clone().acquire_owned().await;
@@ -156,16 +191,12 @@ async fn serve(
                 continue;
             }
         };
-        let metrics = metrics.clone();
+        let answers = answers.clone();
         tokio::spawn(async move {
             let answer = service_fn(|request: Request<_>| {
-                let (metrics, refusal) = (metrics.clone(), refuse(&request, bound));
-                async move {
-                    Ok::<_, Infallible>(match refusal {
-                        Some(refusal) => refusal,
-                        None => answer(request.uri().path(), metrics).await,
-                    })
-                }
+                let refusal = refuse(&request, bound);
+                let answer = refusal.unwrap_or_else(|| answer(&Asked::new(&request), &answers));
+                std::future::ready(Ok::<_, Infallible>(answer))
             });
             let connection = http1::Builder::new()
                 .keep_alive(false)
@@ -218,7 +249,13 @@ fn is_no_name(host: &str) -> bool {
         }
 }
 
-async fn answer(path: &str, metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
+/// The paths that are answered.
+const PATHS: &str = "not found: there are /, /metrics, /healthz, /api/status, /api/history and \
+                     /api/ended\n";
+
+fn answer(asked: &Asked, answers: &Answers) -> Response<Full<Bytes>> {
+    let metrics = &answers.metrics;
+    let path = asked.path.as_str();
     let made = |kind, made: Result<String>| match made {
         Ok(body) => response(StatusCode::OK, kind, body),
         Err(error) => {
@@ -232,6 +269,7 @@ async fn answer(path: &str, metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
     };
     let page = |kind, text: &'static str| response(StatusCode::OK, kind, text);
     match path {
+        "/metrics" if asked.open_metrics => made(OPEN_METRICS, metrics.open_metrics()),
         "/metrics" => made(prometheus::TEXT_FORMAT, metrics.text()),
         "/healthz" if metrics.is_healthy() => response(StatusCode::OK, TEXT, "ok\n"),
         "/healthz" => response(
@@ -239,28 +277,29 @@ async fn answer(path: &str, metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
             TEXT,
             "a stepper has failed: flows no longer expire\n",
         ),
-        // On another thread: it reads the flow table, and other requests must not wait for that.
         "/api/status" => {
-            let status = tokio::task::spawn_blocking(move || metrics.status()).await;
-            made(
-                "application/json",
-                status.unwrap_or_else(|error| Err(error.into())),
-            )
+            answers.asker.ask();
+            made(JSON, metrics.status())
         }
+        "/api/history" => {
+            let query = form_urlencoded::parse(asked.query.as_bytes());
+            let mut since = query.filter(|(name, _)| name == "since");
+            let since = since.next().and_then(|(_, value)| value.parse().ok());
+            made(JSON, lock(&metrics.history).since(since.unwrap_or(0)))
+        }
+        "/api/ended" => match metrics.ended(&Question::new(&asked.query)) {
+            Ok(Err(wrong)) => response(StatusCode::BAD_REQUEST, TEXT, wrong),
+            Ok(Ok(found)) => made(JSON, Ok(found)),
+            Err(error) => made(JSON, Err(error)),
+        },
         "/" => page(
             "text/html; charset=utf-8",
             include_str!("../web/index.html"),
         ),
-        "/page.js" => page(
-            "text/javascript; charset=utf-8",
-            include_str!("../web/page.js"),
-        ),
+        "/page.js" => page(SCRIPT, include_str!("../web/page.js")),
+        "/draw.js" => page(SCRIPT, include_str!("../web/draw.js")),
         "/style.css" => page("text/css; charset=utf-8", include_str!("../web/style.css")),
-        _ => response(
-            StatusCode::NOT_FOUND,
-            TEXT,
-            "not found: there are /, /metrics, /healthz and /api/status\n",
-        ),
+        _ => response(StatusCode::NOT_FOUND, TEXT, PATHS),
     }
 }
 

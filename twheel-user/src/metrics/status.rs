@@ -1,92 +1,145 @@
-//! The data of the page, as JSON.
+//! What the page shows, as JSON.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, time::Instant};
 
 use anyhow::{Context, Result};
-use aya::util::online_cpus;
 use serde::Serialize;
-use twheel_common::{counter::Counter, wheel::Wheel};
+use twheel_common::counter::Counter;
 
-use super::numbers::{Metrics, States, lock};
-use crate::{flows::Flows, model, output::json};
-
-/// The flow table is read at most once in this time.
-const SCAN_EVERY: Duration = Duration::from_secs(2);
+use super::{
+    numbers::{Metrics, lock},
+    pass::DUE,
+    rings::Rings,
+    sample::{Interface, Rates},
+    talkers,
+};
+use crate::{
+    action::{Action, Outcome},
+    reap::ReaperState,
+};
 
 #[derive(Serialize)]
 struct Status<'a> {
     version: &'a str,
+    host: &'a str,
+    pid: u32,
+    /// What was asked to be watched.
     interfaces: &'a [String],
     healthy: bool,
     uptime_seconds: f64,
+    /// How old the rest is.
+    age_seconds: f64,
     tick_seconds: f64,
     scheme: &'a str,
     levels: u32,
     slots: u32,
     /// Ticks that have passed, by the clock; `None` before the first step.
     tick: Option<f64>,
+    accounting: bool,
     flows: u64,
     max_flows: u32,
     counters: BTreeMap<&'a str, u64>,
-    states: States,
-    wheels: Vec<Turned>,
-    latest: Vec<Ended<'a>>,
+    /// `None`: there was no sample before this one.
+    rates: Option<&'a Rates>,
+    states: &'a BTreeMap<&'static str, u64>,
+    /// Flows that `states` and `due` were counted from, if these are estimates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    estimated_from: Option<u64>,
+    due: Vec<Due>,
+    wheels: &'a Rings,
+    talkers: &'a talkers::Shown,
+    talkers_age_seconds: f64,
+    carried: &'a [Interface],
+    interface_count: usize,
+    reaper: Option<Reaper>,
 }
 
-/// A CPU's wheel.
+/// Flows that are due within a time, and not within the one before.
 #[derive(Serialize)]
-struct Turned {
-    cpu: usize,
-    elapsed: u64,
-    /// The slots of each level that hold flows.
-    occupied: Vec<Vec<u32>>,
+struct Due {
+    /// In seconds; `None`: any time.
+    within: Option<u64>,
+    flows: u64,
 }
 
 #[derive(Serialize)]
-struct Ended<'a> {
-    seconds_ago: f64,
-    #[serde(flatten)]
-    line: json::FlowLine<'a>,
+struct Reaper {
+    paused: bool,
+    /// Flows whose actions wait.
+    queued: usize,
+    outcomes: Vec<Reaped>,
+}
+
+#[derive(Serialize)]
+struct Reaped {
+    action: &'static str,
+    outcome: &'static str,
+    meaning: &'static str,
+    count: u64,
+}
+
+impl Reaper {
+    fn new(state: &ReaperState) -> Self {
+        let outcomes = Action::ALL.into_iter().flat_map(|action| {
+            Outcome::ALL.iter().map(move |outcome| Reaped {
+                action: action.name(),
+                outcome: outcome.name(),
+                meaning: outcome.meaning(),
+                count: state.count(action, *outcome),
+            })
+        });
+        Self {
+            paused: state.is_paused(),
+            queued: state.queued(),
+            outcomes: outcomes.filter(|it| it.count > 0).collect(),
+        }
+    }
 }
 
 impl Metrics {
-    /// The data of the page. Reads the whole flow table, unless it was read a moment ago.
+    /// What the page shows, from the last sample: it reads no map.
     ///
     /// # Errors
     ///
-    /// A map cannot be read.
+    /// There is no sample.
     pub(super) fn status(&self) -> Result<String> {
-        let (config, counters) = (&self.config, self.counters()?);
-        let states = self.states()?;
-        let latest = lock(&self.latest);
+        let sample = lock(&self.sample).clone().context("no sample was taken")?;
+        let (config, counters) = (&self.config, &sample.counters);
+        let bounds = DUE.iter().map(|bound| Some(bound.as_secs()));
         let status = Status {
             version: env!("CARGO_PKG_VERSION"),
+            host: &self.identity.host,
+            pid: std::process::id(),
             interfaces: &self.interfaces,
             healthy: self.is_healthy(),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
+            age_seconds: sample.at.elapsed().as_secs_f64(),
             tick_seconds: self.clock.duration(config.tick.into()).as_secs_f64(),
             scheme: config.geometry.scheme_name(),
             levels: config.geometry.levels,
             slots: 1 << config.geometry.bits,
             tick: self.tick(),
+            accounting: config.accounting != 0,
             flows: counters.live(),
             max_flows: config.max_flows,
             counters: Counter::ALL
                 .iter()
                 .map(|counter| (counter.name(), counters.get(*counter)))
                 .collect(),
-            states,
-            wheels: self.wheels()?,
-            latest: latest
-                .iter()
-                .map(|it| Ended {
-                    seconds_ago: it.at.elapsed().as_secs_f64(),
-                    line: json::ended_line(&self.identity, it.mark, &it.ended, it.known_as.named()),
-                })
+            rates: sample.rates.as_ref(),
+            states: &sample.part.states,
+            estimated_from: (!sample.part.is_whole).then_some(sample.part.read),
+            due: bounds
+                .chain([None])
+                .zip(sample.part.due)
+                .map(|(within, flows)| Due { within, flows })
                 .collect(),
+            wheels: &sample.rings,
+            talkers: &sample.talkers,
+            talkers_age_seconds: sample.talked.elapsed().as_secs_f64(),
+            carried: &sample.interfaces,
+            interface_count: sample.interface_count,
+            reaper: self.reaper.get().map(|it| Reaper::new(it)),
         };
         serde_json::to_string(&status).context("cannot write the status")
     }
@@ -94,51 +147,8 @@ impl Metrics {
     /// The present tick. A stepper that sleeps has read the clock long ago, so the time since then
     /// is added.
     fn tick(&self) -> Option<f64> {
-        let (units, at) = (*lock(&self.now))?;
+        let (units, at): (u64, Instant) = (*lock(&self.now))?;
         let since = at.elapsed().as_secs_f64() / self.clock.unit().as_secs_f64();
         Some((units as f64 + since) / f64::from(self.config.tick))
-    }
-
-    /// Flows by state. Concurrent callers wait for the one that reads the table.
-    fn states(&self) -> Result<States> {
-        let mut cached = lock(&self.states);
-        match &*cached {
-            Some((at, states)) if at.elapsed() < SCAN_EVERY => Ok(states.clone()),
-            _ => {
-                let one_way = self.config.one_way != 0;
-                let mut states = States::new();
-                for flow in Flows::pinned(&self.pins)?.iter() {
-                    *states
-                        .entry(model::state(flow.word.seen(), one_way))
-                        .or_default() += 1;
-                }
-                *cached = Some((Instant::now(), states.clone()));
-                Ok(states)
-            }
-        }
-    }
-
-    fn wheels(&self) -> Result<Vec<Turned>> {
-        let online = online_cpus().map_err(|(path, error)| {
-            anyhow::Error::new(error).context(format!("cannot read {path}"))
-        })?;
-        let wheels = self.wheels.get(&0, 0).context("cannot read the wheels")?;
-        Ok(wheels
-            .iter()
-            .enumerate()
-            .filter(|(cpu, _)| online.contains(&(*cpu as u32)))
-            .map(|(cpu, wheel)| self.turned(cpu, wheel))
-            .collect())
-    }
-
-    fn turned(&self, cpu: usize, wheel: &Wheel) -> Turned {
-        let geometry = self.config.geometry;
-        Turned {
-            cpu,
-            elapsed: wheel.elapsed,
-            occupied: (0..geometry.levels)
-                .map(|level| wheel.occupied(geometry, level).collect())
-                .collect(),
-        }
     }
 }

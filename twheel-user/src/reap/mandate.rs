@@ -47,6 +47,11 @@ impl ReaperState {
         self.paused.load(Ordering::Relaxed)
     }
 
+    /// Flows whose actions wait to be taken.
+    pub fn queued(&self) -> usize {
+        self.queued.load(Ordering::Relaxed)
+    }
+
     pub(super) fn add(&self, action: Action, outcome: Outcome) {
         self.counts[action.index()][outcome as usize].fetch_add(1, Ordering::Relaxed);
     }

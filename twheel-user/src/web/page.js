@@ -1,178 +1,287 @@
-// Fetches the instance's status once a second and draws it. All text goes through textContent and
-// attributes, so nothing that is shown is ever parsed as markup.
-"use strict";
+// Asks the instance how it is, and shows it.
+import { bits, by, chart, count, drawDue, drawWheels, html, rate, say, short, span, turnWheels } from "./draw.js";
 
 const STATES = ["established", "syn_sent", "syn_recv", "unreplied", "fin_wait", "close_wait", "last_ack", "time_wait",
   "close", "syn_sent2", "udp", "udp_stream", "icmp"];
-const HISTORY = 300; // in seconds, and the most samples
+const REASONS = ["idle", "closed", "reset", "superseded", "evicted", "deleted", "flushed"];
+const SHORTEST = 120000; // the least time that a chart shows, in milliseconds
+const ROWS = 10;
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
-const by = (id) => document.getElementById(id);
-
-// Creates an element with text, or with children.
-function html(tag, ...inside) {
-  const made = document.createElement(tag);
-  made.append(...inside.map((it) => (it instanceof Node ? it : document.createTextNode(String(it)))));
-  return made;
-}
-
-function svg(tag, attributes, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
-}
-
-// A state's colour is its index in this list. Unknown states have the last colour.
-const colour = (state) => `c${STATES.includes(state) ? STATES.indexOf(state) : STATES.length}`;
-const count = (n) => Math.round(n).toLocaleString("en");
-const seconds = (s) => (s < 10 ? `${s.toFixed(1)} s` : s < 120 ? `${s.toFixed(0)} s`
-  : s < 7200 ? `${(s / 60).toFixed(0)} min` : `${(s / 3600).toFixed(0)} h`);
+// The colour of a name is its place in a list. Unknown names have the last colour.
+const colour = (names, name) => `c${names.includes(name) ? names.indexOf(name) : names.length}`;
 const end = (address, port) => (String(address).includes(":") ? `[${address}]:${port}` : `${address}:${port}`);
 
-// ---- The wheels: level 0 is the outer ring.
-
-const radius = (level) => 90 - 17 * level;
-
-function point(r, part) {
-  const angle = 2 * Math.PI * part - Math.PI / 2;
-  return `${(r * Math.cos(angle)).toFixed(3)} ${(r * Math.sin(angle)).toFixed(3)}`;
+async function get(path) {
+  const answer = await fetch(path, { signal: AbortSignal.timeout(5000) });
+  if (!answer.ok) throw Object.assign(new Error(await answer.text()), { status: answer.status });
+  return answer.json();
 }
 
-// Adjacent slots are drawn as one arc.
-function arcs(r, occupied, slots) {
-  let path = "";
-  for (let i = 0; i < occupied.length;) {
-    let n = 1;
-    while (i + n < occupied.length && occupied[i + n] === occupied[i] + n) n += 1;
-    const from = occupied[i] / slots;
-    // Wide enough to be seen, but less than a whole turn, which would draw nothing.
-    const to = from + Math.min(Math.max(n / slots, 1 / 300), 0.99999);
-    path += `M${point(r, from)}A${r} ${r} 0 ${to - from > 0.5 ? 1 : 0} 1 ${point(r, to)}`;
-    i += n;
-  }
-  return path;
-}
-
-let hands = []; // { line, turn: ticks of a whole turn }
-let time = null; // { tick, at, perSecond }
-
-function drawWheels(status) {
-  hands = [];
-  const figures = status.wheels.map((wheel) => {
-    const parts = [];
-    wheel.occupied.forEach((occupied, level) => {
-      const r = radius(level);
-      const line = svg("line", { class: "hand", x1: 0, x2: 0, y1: -(r - 8), y2: -(r + 8) });
-      hands.push({ line, turn: status.slots ** (level + 1) });
-      parts.push(
-        svg("circle", { class: "ring", r }),
-        svg("path", { class: "lit", d: arcs(r, occupied, status.slots), "data-level": level, "data-slots": occupied.length }),
-        line,
-      );
-    });
-    const held = wheel.occupied.map((occupied) => occupied.length).join(", ");
-    const label = `The wheel of CPU ${wheel.cpu}: slots that hold flows, by level: ${held}`;
-    return html("figure", svg("svg", { viewBox: "-100 -100 200 200", role: "img", "aria-label": label }, ...parts),
-      html("figcaption", `CPU ${wheel.cpu} · tick ${wheel.elapsed} · slots with flows: ${held}`));
-  });
-  by("wheels").replaceChildren(...figures);
-  time = { tick: status.tick ?? 0, at: performance.now(), perSecond: 1 / status.tick_seconds };
-  turn(performance.now());
-  const levels = status.levels === 1 ? "1 level" : `${status.levels} levels`;
-  by("geometry").textContent = `${status.scheme}: ${levels} of ${status.slots} slots, the finest outside; `
-    + `a tick is ${Math.round(status.tick_seconds * 1000)} ms. Lit slots hold flows; `
-    + "the hands show the present time.";
-}
-
-function turn(at) {
-  if (!time) return;
-  const tick = time.tick + Math.max(0, at - time.at) / 1000 * time.perSecond;
-  for (const { line, turn } of hands) line.setAttribute("transform", `rotate(${(360 * ((tick / turn) % 1)).toFixed(3)})`);
-}
-
-function animate(at) {
-  if (!document.body.classList.contains("lost")) turn(at);
-  if (!still.matches) requestAnimationFrame(animate);
-}
-
-// ---- Flows by state, over time.
-
-const samples = []; // { at: seconds, states }
-
-function drawStates(status) {
-  const at = performance.now() / 1000;
-  samples.push({ at, states: status.states });
-  while (samples.length > HISTORY || at - samples[0].at > HISTORY) samples.shift();
-  const known = [...new Set([...STATES, ...samples.flatMap((it) => Object.keys(it.states))])]
-    .filter((state) => samples.some((it) => it.states[state] > 0));
-  const total = (states) => Object.values(states).reduce((sum, n) => sum + n, 0);
-  const most = Math.max(1, ...samples.map((it) => total(it.states)));
-  const below = samples.map(() => 0);
-  const areas = known.map((state) => {
-    const lower = samples.map((it, i) => [HISTORY - (at - it.at), 100 - 95 * below[i] / most]);
-    samples.forEach((it, i) => { below[i] += it.states[state] ?? 0; });
-    const upper = samples.map((it, i) => [HISTORY - (at - it.at), 100 - 95 * below[i] / most]);
-    const points = [...upper, ...lower.reverse()].map(([x, y]) => `${x.toFixed(2)},${y.toFixed(2)}`).join(" ");
-    return svg("polygon", { class: colour(state), points });
-  });
-  document.querySelector("#history svg").replaceChildren(...areas);
-  by("most").textContent = `at most ${count(most)}`;
-  by("states").replaceChildren(...known.map((state) => html("li",
-    svg("svg", { viewBox: "0 0 1 1", "aria-hidden": "true" }, svg("rect", { class: colour(state), width: 1, height: 1 })),
-    `${state} ${count(status.states[state] ?? 0)}`)));
-}
-
-// ---- Numbers.
-
-let before = null;
+// ---- Traffic.
 
 function drawRates(status) {
-  const at = performance.now() / 1000;
-  const ended = (c) => c.expired + c.evicted + c.deleted + c.superseded;
-  const rate = (of) => (before && at > before.at
-    ? count(Math.max(0, of(status.counters) - of(before.counters)) / (at - before.at)) : "–");
+  const rates = status.rates;
+  const both = rates?.bits ?? [null, null];
+  const full = 100 * status.flows / status.max_flows;
   const shown = [
-    ["flows", `${count(status.flows)}`],
-    ["capacity", count(status.max_flows)],
-    ["packets/s", rate((c) => c.touched)],
-    ["new flows/s", rate((c) => c.created)],
-    ["ended/s", rate(ended)],
-    ["visits/s", rate((c) => c.visits)],
-    ["events lost", count(status.counters.events_lost)],
-    ["up", seconds(status.uptime_seconds)],
+    ["received", bits(both[0])],
+    ["sent", bits(both[1])],
+    ["packets/s", rate(rates?.packets)],
+    ["new flows/s", rate(rates?.created)],
+    ["ended flows/s", rate(rates?.ended)],
+    ["flows", count(status.flows)],
+    ["of the table", `${full < 10 ? full.toFixed(1) : full.toFixed(0)} %`],
+    ["up", span(status.uptime_seconds)],
   ];
   by("rates").replaceChildren(...shown.map(([name, value]) => html("div", html("dt", name), html("dd", value))));
-  before = { at, counters: status.counters };
+  const notes = [];
+  if (rates && !rates.bits) notes.push("Bits are not known: the interfaces are in other network namespaces.");
+  else notes.push("Bits are those of the interfaces, as the kernel counts them, whether twheel tracks their packets or not.");
+  if (status.estimated_from) notes.push(`Flows by state are an estimate from ${count(status.estimated_from)} flows.`);
+  say("traffic-note", notes.join(" "));
 }
 
-function drawLatest(status) {
-  by("latest").replaceChildren(...status.latest.map((it) => html("tr", ...[
-    seconds(it.seconds_ago), it.proto, end(it.src, it.sport), end(it.dst, it.dport), it.state, it.reason, it.rule ?? "",
-    seconds(it.age_us / 1e6), seconds(it.idle_us / 1e6),
-  ].map((text) => html("td", text)))));
+// How many there were in the last hour; "" if none.
+function within(name) {
+  const sum = (history.rates[name] ?? []).reduce((sum, it) => sum + it, 0) * history.seconds;
+  return sum > 0 ? count(Math.max(1, sum)) : "";
 }
+
+function warn(status) {
+  const warnings = [];
+  if (!status.healthy) warnings.push("A stepper has failed: flows no longer expire. Restart twheel.");
+  if (status.reaper?.paused) {
+    warnings.push("The reaper is paused: it would have reaped too large a share of the flows. If that is right, "
+      + `resume it with kill -HUP ${status.pid}`);
+  }
+  const lost = within("lost");
+  if (lost) warnings.push(`About ${lost} events were lost in the last hour, or are missing from the history: see twheel stats.`);
+  const refused = within("no_room");
+  if (refused) warnings.push(`About ${refused} packets found no room for a new flow in the last hour: see --max-flows.`);
+  const old = [...by("warnings").children].map((it) => it.textContent);
+  if (old.join("\n") !== warnings.join("\n")) by("warnings").replaceChildren(...warnings.map((it) => html("li", it)));
+}
+
+// ---- The last hour. The server keeps it; the page asks for what is new.
+
+const history = { times: [], flows: [], rates: {}, states: {}, reasons: {}, seconds: 5, points: 720 };
+
+function add(group, fresh, had, came) {
+  for (const name of new Set([...Object.keys(group), ...Object.keys(fresh)])) {
+    group[name] = [...(group[name] ?? Array(had).fill(0)), ...(fresh[name] ?? Array(came).fill(0))].slice(-history.points);
+  }
+}
+
+let askedAt = -Infinity;
+
+async function askHistory() {
+  if (performance.now() - askedAt < 1000 * (history.seconds - 0.5)) return;
+  const fresh = await get(`api/history?since=${history.times.at(-1) ?? 0}`);
+  askedAt = performance.now();
+  const [had, came] = [history.times.length, fresh.times.length];
+  Object.assign(history, { seconds: fresh.seconds, points: fresh.points });
+  for (const group of ["rates", "states", "reasons"]) add(history[group], fresh[group], had, came);
+  for (const name of ["times", "flows"]) history[name] = [...history[name], ...fresh[name]].slice(-history.points);
+}
+
+function drawHistory(status) {
+  // By the server's clock.
+  const to = history.times.at(-1) ?? Date.now();
+  const from = Math.min(history.times[0] ?? to, to - SHORTEST);
+  const range = { from: Math.max(from, to - 1000 * history.seconds * history.points), to };
+  const rates = status.rates;
+  const of = (name) => history.rates[name] ?? [];
+  const draw = (id, series, options) => chart(id, history, range, series, options);
+  draw("chart-bits", [
+    { name: "received", colour: "one", values: of("received"), now: bits(rates?.bits?.[0]) },
+    { name: "sent", colour: "two", values: of("sent"), now: bits(rates?.bits?.[1]) },
+  ], { unit: bits });
+  draw("chart-flows", [
+    { name: "new", colour: "one", values: of("created"), now: rate(rates?.created) },
+    { name: "ended", colour: "two", values: of("ended"), now: rate(rates?.ended) },
+  ], { unit: rate });
+  const known = (names, group, now) => [...new Set([...names, ...Object.keys(group)])].filter((it) => group[it] || now[it]);
+  const empty = history.times.map(() => 0);
+  draw("chart-states", known(STATES, history.states, status.states).map((name) => ({
+    name, colour: colour(STATES, name), values: history.states[name] ?? empty, now: count(status.states[name] ?? 0),
+  })), { stacked: true, unit: short });
+  draw("chart-reasons", known(REASONS, history.reasons, {}).map((name) => ({
+    name, colour: colour(REASONS, name), values: history.reasons[name], now: rate(history.reasons[name].at(-1)),
+  })), { stacked: true, unit: rate });
+}
+
+// ---- Tables. Cells are changed where they are, so that focus, selections and clicks last.
+
+// Fills a row with cells, each a text, or { text, data }: a button that carries data.
+function fill(row, tag, cells, columns) {
+  while (row.children.length > cells.length) row.lastChild.remove();
+  cells.forEach((it, i) => {
+    const cell = row.children[i] ?? row.appendChild(html(tag));
+    cell.className = columns[i].number ? "number" : "";
+    if (tag === "th") cell.scope = "col";
+    if (columns[i].sorted && tag === "th") cell.setAttribute("aria-sort", "descending");
+    else cell.removeAttribute("aria-sort");
+    const text = String(it.text ?? it);
+    if (it.data && !cell.firstElementChild) cell.replaceChildren(html("button"));
+    const into = it.data ? cell.firstElementChild : cell;
+    if (it.data) Object.assign(into, { type: "button" });
+    Object.assign(into.dataset, it.data ?? {});
+    if (into.textContent !== text) into.textContent = text;
+  });
+}
+
+function fillBody(body, columns, rows) {
+  while (body.children.length > rows.length) body.lastChild.remove();
+  rows.forEach((row, i) => fill(body.children[i] ?? body.appendChild(html("tr")), "td", row, columns));
+}
+
+// Columns are { head: a cell, number, sorted }.
+function table(id, columns, rows) {
+  const into = by(id);
+  if (!into.tHead) into.append(html("thead", html("tr")), html("tbody"));
+  fill(into.tHead.rows[0], "th", columns.map((it) => it.head), columns);
+  fillBody(into.tBodies[0], columns, rows);
+}
+
+const sorted = {}; // by table: the chosen column
+let latestStatus = null;
+
+const FILTERS = {
+  sources: (name) => `src == ${name}`,
+  services: (name) => `proto == ${name.split("/")[0]} and dport == ${name.split("/")[1]}`,
+};
+
+for (const id of Object.keys(FILTERS)) {
+  by(id).addEventListener("click", ({ target }) => {
+    if (target.dataset.filter !== undefined) search(target.dataset.filter, true);
+    if (target.dataset.sort === undefined) return;
+    sorted[id] = target.dataset.sort;
+    drawTalkers(latestStatus);
+  });
+}
+
+function drawTalkers(status) {
+  latestStatus = status;
+  const talkers = status.talkers;
+  const columns = [["flows", "flows"], ["bits", "bit/s"], ["ended", `ends, ${talkers.minutes} min`]]
+    .filter(([key]) => key !== "bits" || status.accounting);
+  for (const [id, title] of [["sources", "source"], ["services", "service"]]) {
+    const order = sorted[id] ?? (status.accounting ? "bits" : "flows");
+    const heads = columns.map(([key, text]) => ({ number: true, sorted: key === order, head: { text, data: { sort: key } } }));
+    const lines = [...talkers[id]].sort((a, b) => (b[order] ?? 0) - (a[order] ?? 0)).slice(0, ROWS);
+    table(id, [{ head: title }, ...heads], lines.map((it) => [
+      { text: it.name, data: { filter: FILTERS[id](it.name) } },
+      ...columns.map(([key]) => (key === "bits" ? bits(it.bits, "") : count(it[key]))),
+    ]));
+  }
+  const notes = [`As of ${span(status.talkers_age_seconds)} ago.`];
+  if (!status.accounting) notes.push("Bits of talkers and services are counted with twheel run --accounting.");
+  if (talkers.is_partial) notes.push("There are too many to count all: these have at least this much.");
+  say("talkers-note", notes.join(" "));
+}
+
+function drawReaper({ reaper }) {
+  const outcomes = reaper?.outcomes ?? [];
+  const state = !reaper ? "There is no reaper." : reaper.paused ? "Paused." : reaper.queued > 0 ? `${count(reaper.queued)} flows wait.`
+    : outcomes.length > 0 ? "Nothing waits." : "It has done nothing: nothing was asked of it.";
+  say("reaper", state);
+  const rows = outcomes.map((it) => [it.action, it.meaning, count(it.count)]);
+  table("outcomes", rows.length > 0 ? [{ head: "action" }, { head: "outcome" }, { head: "flows", number: true }] : [], rows);
+}
+
+function drawInterfaces(status) {
+  const columns = ["interface", "received", "sent", "packets/s", "new flows/s"];
+  table("carried", columns.map((head, i) => ({ head, number: i > 0 })), status.carried.map((it) => [
+    it.name, bits(it.bits?.[0]), bits(it.bits?.[1]), rate(it.packets), rate(it.created),
+  ]));
+  const more = status.interface_count - status.carried.length;
+  say("carried-note", more > 0 ? `And ${count(more)} more, with fewer packets.` : "");
+}
+
+// ---- The latest ends.
+
+let refused = null; // the filter that was refused
+let searched = false; // the next answer is one to a search: screen readers tell it, and no later ones
+
+const ENDS = [...by("ends").querySelectorAll("th")].map((it) => ({ number: it.className === "number" }));
+
+function drawEnds(found) {
+  fillBody(by("latest"), ENDS, found.flows.map((it) => [
+    span(it.seconds_ago), it.proto, end(it.src, it.sport), end(it.dst, it.dport), it.state, it.reason, it.rule ?? "", it.iface ?? "",
+    span(it.age_us / 1e6), span(it.idle_us / 1e6), it.orig_bytes === undefined ? "" : short(it.orig_bytes + it.reply_bytes),
+  ]));
+  by("found").setAttribute("aria-live", searched ? "polite" : "off");
+  searched = false;
+  const shown = found.flows.length < found.matching ? `, the latest ${count(found.flows.length)} are shown` : "";
+  say("found", by("filter").value.trim() === "" ? `The latest ${count(found.of)} ends${shown}.`
+    : `${count(found.matching)} of the latest ${count(found.of)} ends match${shown}. Earlier ones: twheel expired.`);
+}
+
+async function askEnds() {
+  const filter = by("filter").value;
+  if (filter === refused) return;
+  try {
+    const found = await get(`api/ended?filter=${encodeURIComponent(filter)}`);
+    if (by("filter").value !== filter) return;
+    refused = null;
+    by("filter").removeAttribute("aria-invalid");
+    say("wrong", "");
+    drawEnds(found);
+  } catch (error) {
+    if (error.status !== 400) throw error;
+    if (by("filter").value !== filter) return;
+    // While somebody types, a filter is often not one yet: this is told when it is searched for.
+    refused = filter;
+    by("latest").replaceChildren();
+    by("filter").setAttribute("aria-invalid", "true");
+    say("found", "");
+    say("wrong", error.message);
+  }
+}
+
+function search(filter, go) {
+  by("filter").value = filter;
+  [refused, searched] = [null, true];
+  // So the address can be passed on, and is there again after a reload.
+  window.history.replaceState(null, "", filter === "" ? location.pathname : `#filter=${encodeURIComponent(filter)}`);
+  if (go) by("ends").scrollIntoView({ behavior: still.matches ? "auto" : "smooth" });
+  askEnds().catch(lost);
+}
+
+by("search").addEventListener("submit", (event) => {
+  event.preventDefault();
+  search(by("filter").value, false);
+});
+// An emptied filter shows all again.
+by("filter").addEventListener("search", () => { if (by("filter").value === "") search("", false); });
+const given = new URLSearchParams(location.hash.slice(1)).get("filter");
+if (given) by("filter").value = given;
 
 // ---- Updates: once a second, while the page is visible.
 
-function say(text, lost) {
-  document.body.classList.toggle("lost", lost);
-  if (by("link").textContent !== text) by("link").textContent = text;
+function tell(text, isLost) {
+  document.body.classList.toggle("lost", isLost);
+  say("link", text);
+}
+
+function lost(error) {
+  console.warn(error);
+  tell("connection lost: what you see is old; trying again", true);
 }
 
 async function ask() {
   try {
-    const answer = await fetch("api/status", { signal: AbortSignal.timeout(5000) });
-    if (!answer.ok) throw new Error(await answer.text());
-    const status = await answer.json();
-    by("interfaces").textContent = status.interfaces.join(", ");
-    by("version").textContent = `twheel ${status.version}`;
-    document.title = `twheel ${status.interfaces.join(", ")}`;
-    for (const draw of [drawRates, drawWheels, drawStates, drawLatest]) draw(status);
-    say(status.healthy ? "live" : "a stepper has failed: flows no longer expire", !status.healthy);
+    const [status] = await Promise.all([get("api/status"), askEnds(), askHistory()]);
+    say("host", status.host);
+    say("interfaces", status.interfaces.join(", "));
+    say("version", `twheel ${status.version}`);
+    document.title = `${status.host}: twheel ${status.interfaces.join(", ")}`;
+    for (const draw of [drawRates, warn, drawHistory, drawTalkers, drawReaper, drawInterfaces, drawWheels]) draw(status);
+    drawDue(status.due);
+    tell(status.healthy ? "live" : "a stepper has failed: flows no longer expire", !status.healthy);
   } catch (error) {
-    console.warn(error);
-    say("connection lost: what you see is old; trying again", true);
+    lost(error);
   }
 }
 
@@ -186,5 +295,7 @@ async function watch() {
 }
 
 document.addEventListener("visibilitychange", watch);
-if (!still.matches) requestAnimationFrame(animate);
+setInterval(() => {
+  if (!still.matches && !document.hidden && !document.body.classList.contains("lost")) turnWheels();
+}, 200);
 watch();
