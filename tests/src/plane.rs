@@ -14,7 +14,12 @@ use etherparse::PacketBuilder;
 use twheel::{
     clock::Clock,
     data_plane::{DataPlane, Events, Load, STEP_BUDGET},
-    policy::{Policy, install},
+    policy::{
+        Compiled, Policy,
+        follow::{self, LiveFlows},
+        forecast::{Forecast, Table},
+        install::{self, InForce},
+    },
     progress,
     settings::Settings,
     stepper::pin_to,
@@ -26,10 +31,12 @@ use twheel_common::{
     event::{Event, Record},
     flow::FlowKey,
     packet::{Protocols, parse},
+    rule::Rule,
     state::State,
-    step::Outcome,
+    step::{Enter, Outcome, Sweep},
     wheel::{NEVER, WheelScheme},
 };
+use zerocopy::IntoBytes;
 
 /// The number of the interface of a test run: `lo`.
 pub const INTERFACE: u32 = 1;
@@ -351,30 +358,71 @@ impl Plane {
 
     /// The same for a policy that may be refused.
     pub fn try_policy(&mut self, text: &str) -> anyhow::Result<()> {
-        let policy = Policy::parse(
-            "test",
-            text.as_bytes(),
-            Duration::from_millis(1)..=Duration::from_secs(1 << 20),
-        )?;
-        let compiled = policy.compile(|_| Some(INTERFACE))?;
+        let (policy, compiled) = parsed(text)?;
         let clock = self.plane.clock();
         let open = |name: &str| self.plane.open(name);
         install::install(&open, Some((&policy, &compiled)), clock)
     }
 
-    /// Re-arms this CPU's flows with the present timeouts. Returns how many.
-    pub fn sweep(&mut self) -> u64 {
+    /// What a policy would do to the flows, by the policy's tables on the host.
+    pub fn forecast(&mut self, text: &str) -> Forecast {
+        let (policy, compiled) = parsed(text).unwrap();
+        let table = Table {
+            open: &|name: &str| self.plane.open(name),
+            flows: &self.plane.flows().unwrap(),
+            only: INTERFACE,
+            now: self.now as u32,
+        };
+        let forecast = table.forecast(&policy, compiled, self.plane.clock());
+        forecast.unwrap()
+    }
+
+    /// Has this CPU's flows follow the policy in force, as `twheel policy load` does. Returns what
+    /// became of them.
+    pub fn sweep(&mut self) -> LiveFlows {
         let records = self.plane.flows().unwrap().records();
-        let armed =
-            install::sweep(|call| self.plane.sweep(call), records, &progress::none()).unwrap();
-        install::remove_names(&|name: &str| self.plane.open(name)).unwrap();
-        armed
+        let mut flows = LiveFlows::default();
+        let call = |call| {
+            self.plane.sweep(Sweep {
+                interface: INTERFACE,
+                ..call
+            })
+        };
+        follow::sweep(call, records, &progress::none(), &mut flows).unwrap();
+        follow::settle(&|name: &str| self.plane.open(name)).unwrap();
+        flows
+    }
+
+    /// What the rule of this number asks for, as the reaper reads it.
+    pub fn in_force(&self, rule: u16) -> Rule {
+        let in_force = InForce::open(&|name: &str| self.plane.open(name)).unwrap();
+        in_force.rule(rule).unwrap()
+    }
+
+    /// Enters a flow that userspace knows.
+    pub fn enter(&mut self, call: Enter) {
+        let program = self.plane.xdp("twheel_enter").unwrap();
+        let options = TestRunOptions {
+            data_in: Some(call.as_bytes()),
+            ..TestRunOptions::new()
+        };
+        assert_eq!(program.test_run(options).unwrap().return_value, PASS);
     }
 
     /// The data plane itself.
     pub fn plane(&mut self) -> &mut DataPlane {
         &mut self.plane
     }
+}
+
+fn parsed(text: &str) -> anyhow::Result<(Policy, Compiled)> {
+    let policy = Policy::parse(
+        "test",
+        text.as_bytes(),
+        Duration::from_millis(1)..=Duration::from_secs(1 << 20),
+    )?;
+    let compiled = policy.compile(|_| Some(INTERFACE))?;
+    Ok((policy, compiled))
 }
 
 /// TCP flags of a frame.

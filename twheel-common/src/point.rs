@@ -36,15 +36,27 @@ impl Point {
     }
 
     /// The index of its interface among the counters.
+    #[inline(always)]
     pub const fn interface(self) -> u32 {
         self.0 as u32 >> 1
     }
 
     /// Whether packets come in there or go out.
+    #[inline(always)]
     pub const fn hook(self) -> Hook {
         match self.0 & 1 {
             0 => Hook::Ingress,
             _ => Hook::Egress,
+        }
+    }
+
+    /// The point at which a flow is seen, as far as it is known: its initiator's, or else the other
+    /// side's; given those of the low and of the high side.
+    #[inline(always)]
+    pub fn of_flow(points: [Self; 2], seen: Seen) -> Self {
+        match Self::of_initiator(points, seen) {
+            Self::NONE => Self(points[0].0 | points[1].0),
+            point => point,
         }
     }
 

@@ -37,7 +37,10 @@
 //! least one of the latter. A trie returns only the longest prefix, so the value of an entry also
 //! has the rules of all shorter prefixes that contain it.
 
-use crate::key::VLAN_BITS;
+use crate::{
+    key::{Direction, FlowKey, VLAN_BITS},
+    seen::Seen,
+};
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -100,7 +103,7 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// A whole address as [`FlowKey`](crate::key::FlowKey) has it: what to look up.
+    /// A whole address as [`FlowKey`] has it: what to look up.
     #[inline(always)]
     pub fn host(address: [u64; 2]) -> Self {
         let [a, b, c, d, e, f, g, h] = address[0].to_ne_bytes();
@@ -329,7 +332,7 @@ pub trait Tables {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tuple {
     /// The initiator's address: its words are in network byte order in memory, IPv4 mapped into
-    /// IPv6, as in [`FlowKey`](crate::key::FlowKey).
+    /// IPv6, as in [`FlowKey`].
     pub source: [u64; 2],
     /// The responder's address.
     pub destination: [u64; 2],
@@ -343,9 +346,35 @@ pub struct Tuple {
     pub protocol: Protocol,
     /// The VLANs, as in [`FlowKey::packed_vlans`](crate::key::FlowKey::packed_vlans).
     pub vlans: u32,
-    /// The zone: in the kernel its index, as in [`FlowKey`](crate::key::FlowKey); on the host its
-    /// number.
+    /// The zone: in the kernel its index, as in [`FlowKey`]; on the host its number.
     pub zone: u32,
+}
+
+impl Tuple {
+    /// Of a flow with this key and these state bits, seen at this hook of an interface; the zone is
+    /// its index. `None` if rules cannot name the protocol.
+    #[inline(always)]
+    pub fn new(key: &FlowKey, seen: Seen, interface: u32, hook: Hook) -> Option<Self> {
+        let protocol = Protocol::from_iana(key.proto())?;
+        let [a, b, c, d] = key.addresses();
+        let ports = key.ports();
+        let (source, destination, port) = match seen.initiator() {
+            Direction::FromLow => ([a, b], [c, d], ports >> 16),
+            Direction::FromHigh => ([c, d], [a, b], ports),
+        };
+        Some(Self {
+            source,
+            destination,
+            // The bytes of a key's ports are in the packet's order, whatever this machine's byte
+            // order is.
+            port: u16::from_ne_bytes((port as u16).to_le_bytes()),
+            interface,
+            hook,
+            protocol,
+            vlans: key.packed_vlans(),
+            zone: u32::from(key.zone()),
+        })
+    }
 }
 
 /// The rules that admit one of the VLANs of a flow. For a flow in no VLAN these are the rules that

@@ -114,9 +114,14 @@ impl Rule {
         self.flags.has(RuleFlags::ONE_WAY)
     }
 
-    /// Whether the policy no longer has the rule: its flows then have no rule.
+    /// Whether the policy no longer has the rule.
     pub fn is_gone(&self) -> bool {
         self.flags.has(RuleFlags::GONE)
+    }
+
+    /// Whether nothing was done to its expired flows by the policy before.
+    pub fn was_spared(&self) -> bool {
+        self.flags.has(RuleFlags::SPARED)
     }
 }
 
@@ -131,6 +136,9 @@ impl RuleFlags {
     pub const GONE: Self = Self(1);
     /// Only one direction of each flow is seen here.
     pub const ONE_WAY: Self = Self(2);
+    /// Nothing was done to the rule's expired flows by the policy before, and nothing is done until
+    /// the table has been swept: flows that still have the rule may have another one by then.
+    pub const SPARED: Self = Self(4);
 
     /// Whether all flags of `other` are set.
     #[inline(always)]
@@ -141,6 +149,11 @@ impl RuleFlags {
     /// These flags and those of `other`.
     pub fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    /// These flags without those of `other`.
+    pub fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
     }
 }
 
@@ -236,8 +249,14 @@ mod tests {
             flags: one_way.flags.with(RuleFlags::GONE),
             ..one_way
         };
-        assert!(gone.is_one_way() && gone.is_gone());
+        assert!(gone.is_one_way() && gone.is_gone() && !gone.was_spared());
         assert!(!rule.flags.with(RuleFlags::GONE).has(RuleFlags::ONE_WAY));
+        let spared = Rule {
+            flags: gone.flags.with(RuleFlags::SPARED),
+            ..gone
+        };
+        assert!(spared.was_spared() && spared.is_gone());
+        assert_eq!(spared.flags.without(RuleFlags::SPARED), gone.flags);
     }
 
     #[test]

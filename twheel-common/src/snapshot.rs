@@ -37,6 +37,8 @@ pub struct Snapshot {
     pub is_outgoing: bool,
     /// The initiator's observation point; meaningless with only one interface.
     pub point: Point,
+    /// Where the flow is seen, as far as that is known: [`Point::of_flow`]; meaningless likewise.
+    pub seen_at: Point,
 }
 
 /// The record changed while it was read.
@@ -72,5 +74,6 @@ pub fn read(record: &impl Reads) -> Result<Option<Snapshot>, Changed> {
         created: details.created,
         is_outgoing: details.owner & OUTGOING != 0,
         point: Point::of_initiator(extras.points, word.seen()),
+        seen_at: Point::of_flow(extras.points, word.seen()),
     }))
 }

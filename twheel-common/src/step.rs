@@ -4,6 +4,7 @@
 //! userspace fills in the budget and runs it with `BPF_PROG_TEST_RUN` on the CPU of the wheel; the
 //! program writes the other fields.
 
+use crate::point::Point;
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -117,8 +118,8 @@ impl Deleted {
 }
 
 /// The "packet" of the program that sweeps. Run on every CPU, it looks at the flows of that CPU's
-/// wheel in a range of the table: re-arms them by the present timeouts and rules, or reports an
-/// [update](crate::update) of each.
+/// wheel in a range of the table: gives each the rule that it meets now, and arms it by the present
+/// timeouts; or reports an [update](crate::update) of each.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
@@ -139,6 +140,28 @@ pub struct Sweep {
     pub swept: u32,
     /// Events that wait for room in the ring; written by the program.
     pub staged: u32,
+    /// Index of the only interface; 0 if it does not exist now. Without meaning if there are
+    /// several.
+    pub interface: u32,
+    /// What became of the flows; written by the program.
+    pub followed: Followed,
+}
+
+/// How many flows of a sweep follow the policy to another rule, and how many are due.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
+pub struct Followed {
+    /// Had a rule and have another one.
+    pub changed: u32,
+    /// Had a rule and have none.
+    pub lost: u32,
+    /// Had no rule and have one.
+    pub gained: u32,
+    /// Were not to be reaped and may be now.
+    pub exposed: u32,
+    /// Are due now: their timeout has passed.
+    pub due: u32,
     /// 0.
     pub reserved: u32,
 }
@@ -162,8 +185,16 @@ pub struct Enter {
     pub rule: u32,
     /// For how long the flow has been idle, units.
     pub idle: u32,
-    /// Padding.
-    pub zero: u32,
+    /// From the lowest bit: the initiator's observation point (16), and whether the flow's first
+    /// packet was outgoing.
+    pub origin: u32,
+}
+
+impl Enter {
+    /// The value of [`origin`](Self::origin).
+    pub fn packed_origin(point: Point, is_outgoing: bool) -> u32 {
+        u32::from(point.0) | u32::from(is_outgoing) << 16
+    }
 }
 
 /// The "packet" of a program that userspace runs with *live frames* (`BPF_F_TEST_XDP_LIVE_FRAMES`).

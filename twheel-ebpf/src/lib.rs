@@ -19,7 +19,7 @@
 //! | Which flow is evicted if the table is full? | [`wheel::room`], [`quota`] |
 //! | How does a CPU make another CPU visit a flow earlier? | [`forward`], [`inbox`], [`wakes`] |
 //! | Which events are reported to userspace, and when of a live flow? | [`emit`], [`updates`] |
-//! | What does userspace run? | [`step`] |
+//! | What does userspace run? | [`step`], [`sweep`] |
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
@@ -43,6 +43,7 @@ pub mod record;
 pub mod rto;
 pub mod rule;
 pub mod step;
+pub mod sweep;
 pub mod table;
 pub mod timers;
 pub mod touch;

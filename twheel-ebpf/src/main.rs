@@ -29,7 +29,7 @@ use twheel_ebpf::{
     extension::{Context, Long, packed},
     frame::Frame,
     policy::{Arrival, Sight},
-    step,
+    step, sweep,
     touch::{Touched, touch},
     verifier::{given_mut, in_memory, masked},
 };
@@ -378,14 +378,15 @@ pub fn twheel_enter(mut ctx: XdpContext) -> u32 {
     step::answer(&ctx)
 }
 
-/// Not attached; run as the stepper is: arms flows by the present timeouts and rules.
+/// Not attached; run as the stepper is: gives flows their rules of the policy in force, and arms
+/// them by the present timeouts.
 #[xdp]
 pub fn twheel_sweep(mut ctx: XdpContext) -> u32 {
     let Some(call) = step::argument::<Sweep>(&mut ctx) else {
         return xdp_action::XDP_ABORTED;
     };
     count_for_none();
-    step::sweep(call);
+    sweep::sweep(call);
     step::answer(&ctx)
 }
 

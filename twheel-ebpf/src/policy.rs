@@ -3,7 +3,7 @@
 use aya_ebpf::maps::lpm_trie::Key;
 use twheel_common::{
     bits,
-    key::{Direction, FlowKey},
+    key::FlowKey,
     point::Point,
     policy::{
         Dimensions, Ends, Hook, MAX_CLASSES, Named, Prefix, Protocol, Rules, Tables, Tuple,
@@ -85,26 +85,8 @@ fn rule(key: &FlowKey, seen: Seen, interface: u32, hook: Hook) -> u32 {
     if !policy.dimensions.has(Dimensions::RULES) {
         return 0;
     }
-    let Some(protocol) = Protocol::from_iana(key.proto()) else {
+    let Some(tuple) = Tuple::new(key, seen, interface, hook) else {
         return 0;
-    };
-    let [a, b, c, d] = key.addresses();
-    let ports = key.ports();
-    let (source, destination, port) = match seen.initiator() {
-        Direction::FromLow => ([a, b], [c, d], ports >> 16),
-        Direction::FromHigh => ([c, d], [a, b], ports),
-    };
-    let tuple = Tuple {
-        source,
-        destination,
-        // The bytes of a key's ports are in the packet's order, whatever this machine's byte order
-        // is.
-        port: u16::from_ne_bytes((port as u16).to_le_bytes()),
-        interface,
-        hook,
-        protocol,
-        vlans: key.packed_vlans(),
-        zone: u32::from(key.zone()),
     };
     let first = usize::from(first_match(&policy, &tuple));
     if first == 0 {
@@ -114,6 +96,13 @@ fn rule(key: &FlowKey, seen: Seen, interface: u32, hook: Hook) -> u32 {
         Some(numbers) => u32::from(numbers[first & 255]),
         None => 0,
     }
+}
+
+/// Whether rules of the policy in force name interfaces.
+#[inline(always)]
+pub fn names_interfaces() -> bool {
+    let active = ACTIVE.get(0).copied().unwrap_or_default();
+    active.dimensions().has(Dimensions::INTERFACE)
 }
 
 struct Policy {

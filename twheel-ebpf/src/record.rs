@@ -320,34 +320,30 @@ impl At {
         table::rule(self.owner())
     }
 
-    /// Whether the policy no longer has the flow's rule.
-    #[inline(always)]
-    pub fn has_lost_its_rule(self) -> bool {
-        rule::is_gone(self.rule())
-    }
-
     /// Gives the flow another rule, and whether its first packet was `outgoing`, if the details
     /// still belong to a flow with its ports.
     #[inline(always)]
     pub fn begin_anew(self, rule: u16, outgoing: u32) {
+        self.change_owner(|owner| table::with_rule(owner, rule) & !OUTGOING | outgoing);
+    }
+
+    /// Gives the flow another rule, unless another CPU does.
+    #[inline(always)]
+    pub fn set_rule(self, rule: u16) {
+        self.change_owner(|owner| table::with_rule(owner, rule));
+    }
+
+    #[inline(always)]
+    fn change_owner(self, change: impl Fn(u32) -> u32) {
         // SAFETY: as in `touch`; `ports` and `owner` are one aligned word.
         unsafe {
             let place = (&raw mut (*self.details).ports).cast::<u64>();
             let held = place.read_volatile();
             let at = 32 * (1 - LOW as u32);
-            let owner = table::with_rule((held >> at) as u32, rule) & !OUTGOING | outgoing;
+            let owner = change((held >> at) as u32);
             let new = held & !(u64::from(u32::MAX) << at) | u64::from(owner) << at;
             atomic::compare_exchange(place, held, new);
         }
-    }
-
-    /// Takes the flow's rule away. Only for the CPU on whose wheel the flow stands.
-    #[inline(always)]
-    pub fn clear_rule(self) {
-        // SAFETY: as in `touch`.
-        unsafe {
-            (&raw mut (*self.details).owner).write_volatile(table::without_rule(self.owner()))
-        };
     }
 
     /// The CPU on whose wheel the flow stands.
@@ -493,6 +489,21 @@ impl At {
         let extras: *mut Extras = extras;
         // SAFETY: as in `touch`.
         unsafe { (&raw mut (*extras).inbox).write_volatile(link) }
+    }
+
+    /// Where the flow is seen, as far as that is known.
+    #[inline(always)]
+    pub fn seen_at(self, seen: Seen) -> Point {
+        match config!(watched) {
+            0 => Point::NONE,
+            _ => {
+                let point = |direction| self.point(direction).0;
+                Point::of_flow(
+                    [point(Direction::FromLow), point(Direction::FromHigh)],
+                    seen,
+                )
+            }
+        }
     }
 
     /// The observation point of the initiator's packets, if there is one.

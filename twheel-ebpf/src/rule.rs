@@ -27,10 +27,32 @@ pub fn timeout(rule: u16, seen: Seen) -> u32 {
 /// Whether the policy no longer has the rule.
 #[inline(always)]
 pub fn is_gone(rule: u16) -> bool {
+    flags(rule).has(RuleFlags::GONE)
+}
+
+/// Whether the policy before did nothing to the rule's expired flows.
+#[inline(always)]
+pub fn was_spared(rule: u16) -> bool {
+    flags(rule).has(RuleFlags::SPARED)
+}
+
+#[inline(always)]
+fn flags(rule: u16) -> RuleFlags {
+    let Some(rule) = TIMEOUTS.get_ptr(rule.into()) else {
+        return RuleFlags::default();
+    };
+    let rule: *const Rule = rule;
+    // SAFETY: a place in a map. Volatile, because userspace changes it.
+    unsafe { (&raw const (*rule).flags).read_volatile() }
+}
+
+/// Whether anything is done to the rule's expired flows.
+#[inline(always)]
+pub fn reaps(rule: u16) -> bool {
     let Some(rule) = TIMEOUTS.get_ptr(rule.into()) else {
         return false;
     };
     let rule: *const Rule = rule;
-    // SAFETY: a place in a map. Volatile, because userspace changes it.
-    unsafe { (&raw const (*rule).flags).read_volatile() }.has(RuleFlags::GONE)
+    // SAFETY: as above.
+    unsafe { (&raw const (*rule).actions).read_volatile() != 0 }
 }

@@ -13,7 +13,7 @@ use twheel_common::{
     flow::Word,
     key::FlowKey,
     segment::Segment,
-    step::{Argument, Call, Delete, Enter, MAX_DELETES, MAX_SWEEP, Outcome, Step, Sweep},
+    step::{Argument, Call, Delete, Enter, MAX_DELETES, Outcome, Step},
     wheel::{Link, NEVER, Slot},
 };
 
@@ -22,9 +22,7 @@ use crate::{
     count::{add, count},
     emit, inbox,
     maps::CALLS,
-    record,
     touch::begin,
-    updates,
     verifier::{Given, bit, given_mut, in_memory},
     wheel::{
         end,
@@ -305,67 +303,6 @@ pub fn enter(call: &Enter) {
         ..Segment::NONE
     };
     let segment = in_memory(&segment);
-    begin::touch_enter(segment, now, call.seen, call.rule, call.idle);
-}
-
-/// Arms the flows of this CPU's wheel in a range of the table by the present timeouts and rules, or
-/// reports an update of each.
-#[inline(always)]
-pub fn sweep(call: &mut Sweep) {
-    let mut state = Sweeps {
-        now: clock::now(),
-        from: call.from,
-        flows: 0,
-        reports: call.reports,
-        swept: 0,
-    };
-    let count = if call.count < MAX_SWEEP {
-        call.count
-    } else {
-        MAX_SWEEP
-    };
-    // SAFETY: the callback has the signature that the helper calls, and `state` outlives the loop.
-    unsafe {
-        bpf_loop(count, sweep_one as *mut c_void, (&raw mut state).cast(), 0);
-    }
-    if call.reports != 0 {
-        end::flush();
-        call.staged = emit::staged();
-    }
-    call.flows = state.flows;
-    call.now = state.now as u32;
-    call.swept = state.swept;
-}
-
-#[repr(C)]
-struct Sweeps {
-    now: u64,
-    from: u32,
-    flows: u32,
-    reports: u32,
-    swept: u32,
-}
-
-/// Returns 0 to be called again, 1 to end the loop.
-unsafe extern "C" fn sweep_one(number: u64, state: *mut c_void) -> i64 {
-    // SAFETY: `sweep` passes a `Sweeps` to which there is no other reference meanwhile.
-    let state = unsafe { &mut *state.cast::<Sweeps>() };
-    let Some(flow) = record::at(state.from + number as u32) else {
-        return 1;
-    };
-    if flow.is_ours() && !flow.word().is_dead() {
-        if state.reports != 0 {
-            if updates::update_report(flow.index(), state.now) == updates::RING_FULL {
-                return 1;
-            }
-        } else {
-            if flow.has_lost_its_rule() {
-                flow.clear_rule();
-            }
-            visit::look(flow, state.now);
-        }
-        state.flows += 1;
-    }
-    state.swept += 1;
-    0
+    let rule_origin = u64::from(call.rule) | u64::from(call.origin) << 32;
+    begin::touch_enter(segment, now, call.seen, rule_origin, call.idle);
 }

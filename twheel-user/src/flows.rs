@@ -60,6 +60,8 @@ pub struct Flow {
     pub is_outgoing: bool,
     /// Where its initiator's packets are counted; has no meaning if there is only one interface.
     pub point: Point,
+    /// Where it is seen, as far as that is known; has no meaning likewise.
+    pub seen_at: Point,
     /// What each side has sent, the key's low endpoint first; `None` if that is not counted.
     pub account: Option<Account>,
     /// What the retransmission timers know of each side, in the same order; `None` if there are no
@@ -290,6 +292,7 @@ impl Maps {
             rule: found.rule,
             is_outgoing: found.is_outgoing,
             point: found.point,
+            seen_at: found.seen_at,
             account: self.account(index),
             timing: self.timing(index),
         }))

@@ -10,6 +10,7 @@ mod enforce;
 mod lives;
 mod parser;
 mod policy;
+mod reload;
 mod ring;
 mod rto;
 mod updates;

@@ -3,6 +3,7 @@
 use std::{
     io::ErrorKind,
     net::{TcpListener, TcpStream},
+    thread,
     time::Instant,
 };
 
@@ -218,6 +219,49 @@ fn rules_say_what_is_done_to_their_flows() -> Result<()> {
         read_error(&mut other.server),
         Some(ErrorKind::ConnectionAborted)
     );
+    twheel.stop()?;
+    Ok(())
+}
+
+/// The rule that protects a connection gets another name, and a timeout that has passed.
+#[test]
+fn a_renamed_rule_still_protects() -> Result<()> {
+    require_root();
+    let policy = |name: &str, timeout: &str| {
+        format!(
+            "reap = ['socket']\n[[rule]]\nname = '{name}'\ndport = {PORT}\nreap = []\n\
+             timeouts = {{ established = '{timeout}' }}\n"
+        )
+    };
+    let file = PolicyFile::new("renamed", &policy("kept", "1h"))?;
+    let pair = Pair::new()?;
+    let options = "--timeout 300ms --reap-max-share 100 --policy";
+    let twheel = run_on(&pair, options, &[file.path()])?;
+    let mut connections = pair.connect_some(20)?;
+    thread::sleep(millis(700));
+    let load = ["policy", "load", file.path(), "--iface", SERVER];
+    let loaded = |text: &str, said: &str| -> Result<()> {
+        file.write(text)?;
+        let ended = pair.server.twheel_once(&load)?;
+        assert!(ended.stderr.contains(said), "{}", ended.stderr);
+        Ok(())
+    };
+    loaded(
+        &policy("renamed", "500ms"),
+        "20 live flows: 20 changed their rule, 20 are due now",
+    )?;
+    let said = events(&twheel, "end", 20, PATIENCE)?;
+    assert!(said.iter().all(|it| it.text("rule") == "renamed"));
+    assert_eq!(actions(&twheel, 1, millis(500))?.len(), 0);
+    loaded(&policy("renamed", "1h"), "0 live flows: no change")?;
+    connections.iter_mut().try_for_each(Connection::talk)?;
+    // Without the rule the policy protects them no more, and says so.
+    loaded(
+        "reap = ['socket']\n",
+        "20 live flows: 20 lost their rule, 20 may now be reaped",
+    )?;
+    let said = actions(&twheel, 20, PATIENCE)?;
+    assert_eq!(count(&said, "socket", "done"), 20, "{said:?}");
     twheel.stop()?;
     Ok(())
 }

@@ -402,6 +402,7 @@ pub fn reading(broken: Broken) {
                         created,
                         is_outgoing: _,
                         point: _,
+                        seen_at: _,
                     } = flow;
                     let whole = match created {
                         1 => (key, cpu) == (old, 0) && word.seen().is_closed() == supersedes,

@@ -1,7 +1,8 @@
 //! A packet of no known flow: enters its flow, and evicts another if the table is full.
 
 use twheel_common::{
-    counter::Counter, policy::Hook, record::RULES, seen::Seen, segment::Segment, way::SideWay,
+    counter::Counter, point::Point, policy::Hook, record::RULES, seen::Seen, segment::Segment,
+    way::SideWay,
 };
 
 use crate::{
@@ -176,15 +177,17 @@ pub extern "C" fn touch_started(entered: u64, now: u64, since: u64) -> u64 {
     (Touched::Created as u64) << 32 | u64::from(flow.index())
 }
 
-/// Enters a flow that userspace knows and no packet has begun, with these state bits and this rule,
-/// idle for so long (units). Of the segment only the key is used. Returns [`Touched`].
+/// Enters a flow that userspace knows and no packet has begun, with these state bits and idle for
+/// so long (units). `rule_origin`: its rule, and in the high half
+/// [`Enter::origin`](twheel_common::step::Enter::origin). Of the segment only the key is used.
+/// Returns [`Touched`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_enter(
     segment: *const Segment,
     now: u64,
     seen: u32,
-    rule: u32,
+    rule_origin: u64,
     idle: u32,
 ) -> u64 {
     let Some(segment) = given(segment) else {
@@ -194,15 +197,24 @@ pub extern "C" fn touch_enter(
         return Touched::TableFull as u64;
     }
     let place = table::place(&segment.key);
+    let (seen, origin) = (Seen(seen), (rule_origin >> 32) as u32);
+    let outgoing = (origin >> 16 & 1) * table::OUTGOING_RULE as u32;
     let begins = Beginning {
-        seen: Seen(seen),
-        rule: rule & RULES,
+        seen,
+        rule: rule_origin as u32 & RULES | outgoing,
         way: SideWay::ANY,
         idle,
     };
     let begun = start(segment, place, now, begins);
-    if config!(begins) != 0 && Touched::from_raw(begun >> 32) == Touched::Created {
-        emit::begun(begun as u32, now);
+    if Touched::from_raw(begun >> 32) == Touched::Created {
+        if config!(watched) != 0
+            && let Some(flow) = record::at(begun as u32)
+        {
+            flow.set_point(seen.initiator(), Point(origin as u16), now);
+        }
+        if config!(begins) != 0 {
+            emit::begun(begun as u32, now);
+        }
     }
     begun >> 32
 }

@@ -43,18 +43,13 @@ pub enum Handled {
 pub fn deliver(flow: At, now: u64) {
     flow.delivered();
     // After that: a CPU that changes the flow from here on posts it again.
-    look(flow, now);
-}
-
-/// Moves a flow of this CPU's wheel to the slot of its present deadline.
-#[inline(always)]
-pub fn look(flow: At, now: u64) {
     wheel_look(flow.index(), now);
 }
 
+/// Moves a flow of this CPU's wheel to the slot of its present deadline. Returns 1 if it is due.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn wheel_look(index: u32, now: u64) -> u64 {
+pub extern "C" fn wheel_look(index: u32, now: u64) -> u64 {
     let Some(flow) = record::at(index) else {
         return 0;
     };
@@ -66,12 +61,13 @@ extern "C" fn wheel_look(index: u32, now: u64) -> u64 {
             if config::rto_is_on() {
                 settle(flow, now, due);
             }
+            0
         }
         Visit::End(_) => {
             wheel_hasten(index, now);
+            1
         }
     }
-    0
 }
 
 /// The flow's deadline, or its next update or the expiry of one of its retransmission timers if

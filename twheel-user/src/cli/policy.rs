@@ -1,5 +1,7 @@
 //! `twheel policy`
 
+mod load;
+
 use std::{
     io::{self, Write},
     net::{IpAddr, SocketAddr},
@@ -18,13 +20,10 @@ use crate::{
     action::Action,
     clock::Clock,
     failure::{Failure, Kind},
-    given, host, output,
-    pins::Instance,
+    given, output,
     policy::{
-        Compiled, Policy as Rules, Query, Reap, Rule, Timeouts, Verdict, install, mapped, packed,
-        words,
+        Compiled, Policy as Rules, Query, Reap, Rule, Timeouts, Verdict, mapped, packed, words,
     },
-    progress,
     settings::longest_timeout,
 };
 
@@ -33,6 +32,7 @@ use crate::{
 #[command(after_help = "\
 Examples:
   twheel policy check policy.toml
+  twheel policy load policy.toml --iface eth0 --dry-run
   twheel policy load policy.toml --iface eth0")]
 pub struct Policy {
     #[command(subcommand)]
@@ -42,7 +42,7 @@ pub struct Policy {
 #[derive(Subcommand)]
 enum Command {
     Check(Check),
-    Load(Load),
+    Load(load::Load),
 }
 
 impl Policy {
@@ -51,39 +51,6 @@ impl Policy {
             Command::Check(check) => check.execute(),
             Command::Load(load) => load.execute(),
         }
-    }
-}
-
-/// Load a policy into an instance, running or left by `run --keep`
-///
-/// It applies to live flows at once. A file that is refused changes nothing. The next `run` uses its own --policy
-/// instead.
-#[derive(Args)]
-#[command(after_help = "\
-Examples:
-  twheel policy load policy.toml --iface eth0")]
-struct Load {
-    /// Policy file
-    file: PathBuf,
-    /// Interface that selects the instance
-    #[arg(long = "iface", value_name = "NAME", add = complete::instance())]
-    interface: String,
-}
-
-impl Load {
-    fn execute(self) -> Result<()> {
-        host::check()?;
-        let pins = Instance::with(&self.interface)?;
-        let armed = {
-            let bar = progress::bar("applying to flows", 0);
-            install::load(&pins, Some(&self.file), Clock::jiffies()?, &bar)?
-        };
-        say!(
-            "{}: {} loaded, {armed} flows re-armed",
-            self.interface,
-            self.file.display()
-        );
-        Ok(())
     }
 }
 

@@ -241,14 +241,13 @@ impl<'a> Daemon<'a> {
         let pins = instance.pins();
         if plane.adopted() {
             // Replaces or removes the policy that an earlier run left in force.
-            install::load(
-                &pins,
-                setup.policy.as_deref(),
-                plane.clock(),
-                &progress::none(),
-            )?;
+            let (file, none) = (setup.policy.as_deref(), progress::none());
+            let flows = install::load(&pins, file, plane.clock(), &none)?;
+            if flows.are_affected() {
+                say!("policy of this run: {flows}");
+            }
         } else {
-            install::put(&pins, setup.policy.as_deref(), plane.clock())?;
+            install::begin(&pins, setup.policy.as_deref(), plane.clock())?;
         }
         let events = plane.take_events()?;
         let ring = watched(events.as_fd().try_clone_to_owned()?)?;
@@ -505,7 +504,10 @@ impl<'a> Daemon<'a> {
         );
         tokio::task::spawn_blocking(move || {
             match install::load(&pins, file.as_deref(), clock, &progress::none()) {
-                Ok(armed) => say!("policy loaded again, {armed} flows re-armed"),
+                Ok(flows) => {
+                    let file = file.unwrap_or_default();
+                    say!("{}: in force; {flows}", file.display());
+                }
                 Err(error) => say!("twheel: {error:#}: the old policy stays in force"),
             }
         });

@@ -3,8 +3,12 @@
 //! The maps have space for two policies. The new one is written beside the one in force, and a
 //! single store puts it into force; if anything fails before that, the old one stays in force. A
 //! flow stores the number of the rule that it matched. A rule keeps its number from one policy to
-//! the next by its name. Finally the table is swept: each flow is re-armed by the present timeouts,
-//! and flows whose rule no longer exists become flows of no rule.
+//! the next by its name. Finally the table is [swept](super::follow): each flow gets the rule that
+//! it meets now.
+//!
+//! Until its flows have been swept, a rule that no longer exists keeps its timeouts. And as long as
+//! flows may still have a rule that protected them by the policy before, they stay protected
+//! ([`SPARED`](RuleFlags::SPARED)).
 
 use std::{collections::BTreeMap, fs::File, path::Path};
 
@@ -18,7 +22,6 @@ use twheel_common::{
     },
     rule::{Rule, RuleFlags, Timeouts as Numbers},
     state::State,
-    step::{MAX_SWEEP, Sweep},
     wheel::WheelScheme,
 };
 use zerocopy::transmute;
@@ -26,14 +29,13 @@ use zerocopy::transmute;
 use super::{
     cgroups,
     compile::Compiled,
+    follow::{self, LiveFlows},
     rule::{Policy, Reap, Timeouts, refuse},
 };
 use crate::{
     action::Action,
-    call::on_each_cpu,
     clock::Clock,
     failure::{Failure, Kind},
-    flows::Flows,
     maps::{Open, array, pinned},
     pins::Pins,
     progress::ProgressBar,
@@ -41,18 +43,37 @@ use crate::{
     zones::Zones,
 };
 
-/// Puts a policy file into force in an instance, as [`put`] does; then sweeps the table. Returns
-/// how many flows were re-armed.
-pub fn load(pins: &Pins, file: Option<&Path>, clock: Clock, progress: &ProgressBar) -> Result<u64> {
+/// Puts a policy file into force in an instance; without a file, ends the policy in force. Returns
+/// how the live flows follow.
+///
+/// # Errors
+///
+/// What is wrong with the file, as `FILE:LINE:COLUMN: …`; the policy in force stays.
+pub fn load(
+    pins: &Pins,
+    file: Option<&Path>,
+    clock: Clock,
+    progress: &ProgressBar,
+) -> Result<LiveFlows> {
     let _lock = put(pins, file, clock)?;
-    sweep_all(pins, progress)
+    follow::sweep_all(pins, progress)
+}
+
+/// The same in an instance that has no flows yet.
+///
+/// # Errors
+///
+/// As [`load`].
+pub fn begin(pins: &Pins, file: Option<&Path>, clock: Clock) -> Result<()> {
+    let _lock = put(pins, file, clock)?;
+    follow::settle(&pinned(pins))
 }
 
 /// Checks whether a policy file can be put into force in an instance of this configuration.
 ///
 /// # Errors
 ///
-/// As [`put`].
+/// As [`load`].
 pub fn check(file: &Path, clock: Clock, config: &Config) -> Result<()> {
     let policy = read(file, clock, &meta_of(config))?;
     policy.compile(|name| if_nametoindex(name).ok()).map(drop)
@@ -84,7 +105,7 @@ pub fn asks_for(file: &Path, clock: Clock, config: &Config, action: Action) -> R
 }
 
 /// Reads a policy file for an instance.
-fn read(file: &Path, clock: Clock, meta: &Meta) -> Result<Policy> {
+pub(super) fn read(file: &Path, clock: Clock, meta: &Meta) -> Result<Policy> {
     let tick = clock.duration(meta.tick.into());
     // A simple wheel must be longer than every timeout by one tick, since a deadline may lie
     // anywhere within its tick.
@@ -100,13 +121,9 @@ fn read(file: &Path, clock: Clock, meta: &Meta) -> Result<Policy> {
     Ok(policy)
 }
 
-/// Reads a policy file and puts it into force in an instance; without a file, ends the policy in
-/// force. Returns the lock that every change of the policy takes.
-///
-/// # Errors
-///
-/// What is wrong with the file, as `FILE:LINE:COLUMN: …`; the policy in force stays.
-pub fn put(pins: &Pins, file: Option<&Path>, clock: Clock) -> Result<Flock<File>> {
+/// Reads a policy file and puts it into force, as [`load`] does. Returns the lock that every change
+/// of the policy takes.
+fn put(pins: &Pins, file: Option<&Path>, clock: Clock) -> Result<Flock<File>> {
     let open = pinned(pins);
     let meta = array::<Meta>(&open, "META")?.get(&0, 0)?;
     let policy = file
@@ -171,31 +188,33 @@ pub(super) fn check_vlans(policy: &Policy, meta: &Meta) -> Result<()> {
     }
 }
 
-/// Puts a policy into force, or ends the policy in force. Existing flows follow when the table is
-/// [swept](sweep).
+/// Puts a policy into force, or ends the policy in force. Live flows follow when the table is
+/// [swept](follow::sweep).
 pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Clock) -> Result<()> {
     let mut active = array::<Active>(open, "ACTIVE")?;
     let set = 1 - active.get(&0, 0)?.set();
     let mut names = array::<[u8; NAME_BYTES]>(open, "NAMES")?;
     let mut timeouts = array::<Rule>(open, "TIMEOUTS")?;
     let base = timeouts.get(&UNRULED.into(), 0)?;
-    let mut of_rules = Vec::new();
-    let unruled = match policy {
+    let (unruled, of_rules) = match policy {
         Some((policy, _)) => {
             let mut sets = cgroups::Sets::open(open, policy, set)?;
-            let mut actions = |position, reap: &Option<Reap>| {
-                reap.as_ref()
-                    .map(|reap| sets.write(position, reap))
-                    .transpose()
-            };
-            let unruled = with(base, &policy.timeouts, actions(0, &policy.reap)?, clock);
-            for (position, rule) in (1..).zip(&policy.rules) {
-                let actions = actions(position, &rule.reap)?;
-                of_rules.push(with(unruled, &rule.timeouts, actions, clock));
-            }
-            unruled
+            rules(policy, base, clock, |position, reap| {
+                sets.write(position, reap)
+            })?
         }
-        None => base,
+        None => (base, Vec::new()),
+    };
+    // How the policy that is still in force treats the flows that have each number.
+    let before: Vec<Rule> = (0..u32::from(UNRULED))
+        .map(|number| timeouts.get(&number, 0))
+        .collect::<Result<_, _>>()?;
+    let spared = |number: u16, mut rule: Rule| {
+        let before = before[usize::from(number)];
+        if before.actions == 0 || before.was_spared() {
+            rule.flags = rule.flags.with(RuleFlags::SPARED);
+        }
+        rule
     };
 
     let zones = match policy {
@@ -210,7 +229,7 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
         .collect::<Result<_, _>>()?;
     let mut numbers = [0u16; 256];
     let mut taken = [false; RULES];
-    let mut rules = Vec::new();
+    let mut kept = Vec::new();
     if let Some((policy, compiled)) = policy {
         for (rule, number) in policy.rules.iter().zip(&mut numbers[1..]) {
             let name = padded(&rule.name)?;
@@ -233,8 +252,9 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
                 // No flow has this number yet.
                 timeouts.set(u32::from(*number), of, 0)?;
                 names.set(u32::from(*number), padded(&rule.name)?, 0)?;
+            } else {
+                kept.push((*number, of));
             }
-            rules.push((*number, of));
         }
         write(open, set, compiled, &zones)?;
     }
@@ -245,14 +265,14 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
         .set(0, Active::new(set, dimensions), 0)
         .context("cannot put the policy into force")?;
 
-    timeouts.set(0, unruled, 0)?;
-    for (number, of) in rules {
-        timeouts.set(u32::from(number), of, 0)?;
+    timeouts.set(0, spared(0, unruled), 0)?;
+    for (number, of) in kept {
+        timeouts.set(u32::from(number), spared(number, of), 0)?;
     }
     for number in 1..UNRULED {
         let at = usize::from(number);
         if !taken[at] && known[at] != [0; NAME_BYTES] {
-            let mut gone = unruled;
+            let mut gone = spared(number, before[at]);
             gone.flags = gone.flags.with(RuleFlags::GONE);
             timeouts.set(u32::from(number), gone, 0)?;
         }
@@ -260,17 +280,26 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
     Ok(())
 }
 
-/// Removes the names of rules that no longer exist. To be called after the table was swept, when no
-/// flow has their numbers.
-pub fn remove_names(open: Open<'_>) -> Result<()> {
-    let mut names = array::<[u8; NAME_BYTES]>(open, "NAMES")?;
-    let timeouts = array::<Rule>(open, "TIMEOUTS")?;
-    for number in 1..u32::from(UNRULED) {
-        if timeouts.get(&number, 0)?.is_gone() {
-            names.set(number, [0; NAME_BYTES], 0)?;
-        }
+/// What a policy sets for flows of no rule, and for those of each of its rules. `base` is what is
+/// set without a policy. `actions` returns a rule's actions as bits, given its position in the
+/// file, from 1 on; 0 for flows of no rule.
+pub(super) fn rules(
+    policy: &Policy,
+    base: Rule,
+    clock: Clock,
+    mut actions: impl FnMut(usize, &Reap) -> Result<u32>,
+) -> Result<(Rule, Vec<Rule>)> {
+    let mut actions = |position, reap: &Option<Reap>| {
+        let reap = reap.as_ref().map(|reap| actions(position, reap));
+        reap.transpose()
+    };
+    let unruled = with(base, &policy.timeouts, actions(0, &policy.reap)?, clock);
+    let mut of_rules = Vec::new();
+    for (position, rule) in (1..).zip(&policy.rules) {
+        let actions = actions(position, &rule.reap)?;
+        of_rules.push(with(unruled, &rule.timeouts, actions, clock));
     }
-    Ok(())
+    Ok((unruled, of_rules))
 }
 
 /// The timeouts of the rules in force.
@@ -283,50 +312,32 @@ impl InForce {
     }
 
     /// The timeouts and actions of a rule, by the number that flows store. Flows whose rule no
-    /// longer exists are treated as flows of no rule.
+    /// longer exists are treated as flows of no rule. But if it protected them, they stay
+    /// protected: they had it when they ended, or will have another one soon.
     pub fn rule(&self, number: u16) -> Result<Rule> {
-        let rule = self.0.get(&number.into(), 0);
-        let rule = match rule.context("cannot read TIMEOUTS")? {
-            gone if gone.is_gone() => self.0.get(&0, 0)?,
-            rule => rule,
+        let stored = self.stored(number)?;
+        let mut rule = match stored.is_gone() {
+            true => self.stored(0)?,
+            false => stored,
         };
+        if stored.was_spared() {
+            rule.actions = 0;
+        }
         Ok(rule)
     }
-}
 
-/// Re-arms all flows of an instance by the present timeouts and rules, each on its own CPU. Returns
-/// how many.
-pub fn sweep_all(pins: &Pins, progress: &ProgressBar) -> Result<u64> {
-    let open = pinned(pins);
-    let records = Flows::pinned(pins)?.records();
-    let mut armed = 0;
-    on_each_cpu(pins, |program, cpus| {
-        progress.set_length(u64::from(records) * cpus as u64);
-        armed += sweep(|call| program.sweep(call), records, progress)?;
-        Ok(())
-    })?;
-    remove_names(&open)?;
-    Ok(armed)
-}
-
-/// Re-arms the flows of one CPU's wheel, in a table of `records` records. This thread must be
-/// pinned to that CPU. The progress counts records.
-pub fn sweep(
-    sweep: impl Fn(Sweep) -> Result<Sweep>,
-    records: u32,
-    progress: &ProgressBar,
-) -> Result<u64> {
-    let mut armed = 0;
-    for from in (0..records).step_by(MAX_SWEEP as usize) {
-        let call = Sweep {
-            from,
-            count: MAX_SWEEP.min(records - from),
-            ..Sweep::default()
-        };
-        armed += u64::from(sweep(call)?.flows);
-        progress.inc(call.count.into());
+    /// The number that a flow with this number is to have: 0 if its rule no longer exists.
+    pub fn number(&self, number: u16) -> Result<u16> {
+        Ok(match self.stored(number)?.is_gone() {
+            true => 0,
+            false => number,
+        })
     }
-    Ok(armed)
+
+    fn stored(&self, number: u16) -> Result<Rule> {
+        let rule = self.0.get(&number.into(), 0);
+        rule.context("cannot read TIMEOUTS")
+    }
 }
 
 /// A rule with the given timeouts, in units, and actions as bits; those of `base` where none are

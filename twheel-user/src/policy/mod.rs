@@ -8,11 +8,14 @@
 //! | the sets that the data plane looks up | `compile.rs` |
 //! | networks | `network.rs` |
 //! | putting a policy into force | `install.rs` |
+//! | how live flows follow a new policy | `follow.rs`, and before it is loaded `forecast.rs` |
 //! | the cgroups that actions are limited to | `cgroups.rs` |
 
 pub mod cgroups;
 mod check;
 mod compile;
+pub mod follow;
+pub mod forecast;
 pub mod install;
 pub mod network;
 mod parse;

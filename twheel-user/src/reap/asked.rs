@@ -39,6 +39,11 @@ impl ActionsInForce {
         self.rules.rule(rule as u16)
     }
 
+    /// The number that a flow of this rule gets if it is tracked again.
+    pub(super) fn number(&self, rule: u16) -> Result<u16> {
+        self.rules.number(rule)
+    }
+
     /// The cgroups that the actions on a rule's flows are limited to; `None`: to none.
     pub(super) fn cgroups(&self, rule: u32) -> Result<Option<CgroupSet>> {
         Ok(CgroupSet::of_rule(&self.rule(rule)?))

@@ -426,9 +426,9 @@ impl Worker {
             addresses: key.addresses(),
             ports: key.ports(),
             seen: seen.0,
-            rule: rule.into(),
+            rule: self.asked.number(rule)?.into(),
             idle: clock.units_floor(idle),
-            zero: 0,
+            origin: Enter::packed_origin(job.event.point, job.event.birth.is_outgoing()),
         })?;
         Ok(true)
     }
