@@ -117,7 +117,9 @@ impl Sending {
     /// one. It is outside of the host's network namespace.
     pub fn exporter(&self, name: &str, args: &[&str]) -> Result<Exporter> {
         let mut command = Command::new(twheel_bin()?);
-        let said = self.history.0.join(format!("{name}.said"));
+        // Not in a directory of the position's own.
+        let said = format!("{}.said", name.replace('/', "-"));
+        let said = self.history.0.join(said);
         let state = self.history.file(name);
         command.arg("export").args(args);
         let history = self.history.file("outside");

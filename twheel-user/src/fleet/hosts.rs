@@ -228,8 +228,7 @@ fn counts(question: &Question) -> Sql {
     let kept = kept_since(&now);
     let is_whole = "first >= low AND last <= high";
     let text = format!(
-        "SELECT host, instance, any(last_us) AS last_us, any(delay_us) AS delay_us, \
-         any(events) AS events, any(low) AS low, any(high) AS high, \
+        "SELECT host, instance, last_us, delay_us, events, \
          if(high >= low, high - low + 1 - sum(if({is_whole}, bitmapCardinality(seen), \
          bitmapCardinality(bitmapSubsetInRange(seen, if({is_whole}, 0, low), \
          if({is_whole}, 0, high + 1))))), 0) AS lost \
@@ -251,7 +250,8 @@ fn counts(question: &Question) -> Sql {
          SELECT host, instance, max(last_seq) AS before \
          FROM seqs_by_minute WHERE minute < {from}{hosts} GROUP BY host, instance\
          ) AS seen_before USING (host, instance)\
-         ) AS bounds USING (host, instance) GROUP BY host, instance ORDER BY host, instance"
+         ) AS bounds USING (host, instance) \
+         GROUP BY host, instance, last_us, delay_us, events, low, high ORDER BY host, instance"
     );
     Sql { text, parameters }
 }

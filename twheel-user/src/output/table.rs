@@ -2,6 +2,7 @@
 //! one at a time once the widths are known, so that no number of flows needs to be held in memory.
 
 use std::{
+    borrow::Cow,
     io::{self, Write},
     time::Duration,
 };
@@ -136,8 +137,13 @@ impl Table {
         Self { wrap, ..self }
     }
 
-    /// Adds a row: a cell for each column.
-    pub fn row(&mut self, cells: Vec<String>, to: &mut dyn Write) -> io::Result<()> {
+    /// Adds a row: a cell for each column, [`printable`].
+    pub fn row(&mut self, mut cells: Vec<String>, to: &mut dyn Write) -> io::Result<()> {
+        for cell in &mut cells {
+            if let Cow::Owned(printed) = printable(cell) {
+                *cell = printed;
+            }
+        }
         self.add(Row::Cells(cells), to)
     }
 
@@ -258,6 +264,22 @@ pub fn talkers(heading: &str, is_counted: bool) -> Table {
         all.extend([Column::number("PACKETS"), Column::number("BYTES")]);
     }
     Table::new(all)
+}
+
+/// A text whose control characters are written as escapes: names in events may have any, also those
+/// that control a terminal.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return text.into();
+    }
+    let mut printed = String::new();
+    for it in text.chars() {
+        match it.is_control() {
+            true => printed.extend(it.escape_debug()),
+            false => printed.push(it),
+        }
+    }
+    printed.into()
 }
 
 /// The cells of one of them: its name, its flows, their share of all from 0 to 1, and what they
@@ -471,6 +493,16 @@ mod tests {
         );
         assert_eq!(lines[HELD + 1], "abcdefgh    1  x");
         assert_eq!(lines[HELD + 2], "ab          1  x");
+    }
+
+    #[test]
+    fn what_controls_a_terminal_is_printed_as_escapes() {
+        assert_eq!(printable("eth0 \"é\""), "eth0 \"é\"");
+        assert_eq!(printable("a\u{1b}[2J\n"), "a\\u{1b}[2J\\n");
+        let (mut table, mut out) = (Table::new(vec![Column::text("A")]), Vec::new());
+        table.row(vec!["\u{7}".to_owned()], &mut out).unwrap();
+        table.end(&mut out).unwrap();
+        assert!(!out.contains(&7), "{out:?}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::io;
 
 use super::{
     Output,
-    table::{Units, short},
+    table::{Units, printable, short},
 };
 use crate::{
     action::Reaped,
@@ -194,7 +194,7 @@ impl Output for Text {
             reaped.action.name(),
             reaped.outcome.meaning(),
             if reaped.error.is_some() { ": " } else { "" },
-            reaped.error.as_deref().unwrap_or_default(),
+            printable(reaped.error.as_deref().unwrap_or_default()),
             more(flow, named),
         )
     }
@@ -224,7 +224,7 @@ impl Output for Text {
 pub(super) fn more(flow: Flow, named: Named<'_>) -> String {
     let mut more = String::new();
     if let Some(rule) = named.rule {
-        more += &format!("  rule {rule}");
+        more += &format!("  rule {}", printable(rule));
     }
     match flow.vlans {
         [0, _] => {}
@@ -235,7 +235,7 @@ pub(super) fn more(flow: Flow, named: Named<'_>) -> String {
         more += &format!("  zone {}", named.zone);
     }
     if let (Some(iface), true) = (named.iface, flow.place != 0) {
-        more += &format!("  {iface} {}", flow.direction());
+        more += &format!("  {} {}", printable(iface), flow.direction());
     }
     if let Some(nat) = named.nat {
         more += &format!("  nat {} -> {}", nat.src, nat.dst);

@@ -147,7 +147,7 @@ pub fn leak_share() -> String {
 fn missing() -> String {
     let is_whole = "first >= low AND last <= high";
     format!(
-        "SELECT host, instance, any(events) AS events, any(low) AS low, any(high) AS high,\n    \
+        "SELECT host, instance, events, low, high,\n    \
          if(high >= low, high - low + 1 - sum(if({is_whole}, bitmapCardinality(seen), \
          bitmapCardinality(bitmapSubsetInRange(seen, if({is_whole}, 0, low), \
          if({is_whole}, 0, high + 1))))), 0) AS missing\n  FROM (\n    \
@@ -167,7 +167,7 @@ fn missing() -> String {
          SELECT host, instance, max(last_seq) AS before\n    \
          FROM seqs_by_minute WHERE minute < $__fromTime AND {HOSTS}\n    \
          GROUP BY host, instance\n  ) AS seen_before USING (host, instance)\n  \
-         ) AS bounds USING (host, instance)\n  GROUP BY host, instance"
+         ) AS bounds USING (host, instance)\n  GROUP BY host, instance, events, low, high"
     )
 }
 

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use crate::{
+    cli::complete,
     clock::Clock,
     host,
     pins::{Instance, Pins},
@@ -33,7 +34,7 @@ pub(super) struct Load {
     /// Policy file
     file: PathBuf,
     /// Interface that selects the instance
-    #[arg(long = "iface", value_name = "NAME")]
+    #[arg(long = "iface", value_name = "NAME", add = complete::instance())]
     interface: String,
     /// Load nothing: print what would become of the live flows, by rule
     #[arg(long)]

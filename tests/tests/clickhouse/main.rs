@@ -1,28 +1,20 @@
 //! Events go to the tables of a ClickHouse server, a real one, whoever dies on the way.
 
+mod position;
+mod unit;
+
 use std::{
-    fs,
-    os::unix::process::ExitStatusExt,
-    path::Path,
-    process::{Command, Stdio},
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
 use serde_json::Value;
 use twheel_tests::{
     clickhouse_server::{ClickHouse, PASSWORD, Setup, USER},
     is_soak,
     netns::{PATIENCE, require_root},
-    pair::SERVER,
-    running::{twheel_bin, wait_within},
     sending::{Exporter, Sending},
-    unit::{Unit, is_installed},
 };
 
 fn export(sending: &Sending, name: &str, url: &str, more: &[&str]) -> Result<Exporter> {
@@ -227,7 +219,11 @@ fn an_export_says_what_is_wrong_with_the_server_and_goes_on_when_it_is_right() -
         (&["--database", ""], "--database is empty"),
         (&["--user", "a\u{1}"], "--user has a control character"),
         (&["--password-file", "/nothing"], "cannot read the password"),
-        (&["--ca", "/nothing"], "cannot read /nothing"),
+        (&["--ca", "/nothing"], "--ca is for a server with TLS"),
+        (
+            &["--url", "https://localhost:8443", "--ca", "/nothing"],
+            "cannot read /nothing",
+        ),
     ] {
         let exporter = sending.exporter("usage", &[&["clickhouse"], args].concat())?;
         let said = sending.history.file("usage.said");
@@ -345,6 +341,12 @@ fn memory_is_bounded_while_the_server_is_away() -> Result<()> {
     exporter.kill()
 }
 
+/// The number of the last event before a position that is kept.
+fn kept(position: &str) -> Result<u64> {
+    let position: Value = serde_json::from_str(position)?;
+    position["last"]["number"].as_u64().context("no number")
+}
+
 /// The history turns over while the server is away: all that is left arrives, and what is missing is
 /// told.
 #[test]
@@ -358,6 +360,14 @@ fn what_the_history_dropped_while_the_server_was_away_is_counted() -> Result<()>
     let mut exporter = export(&sending, "state", &server.url(), &[])?;
     sending.begin(500)?;
     until(&server, 500)?;
+    // The exporter knows that they have arrived.
+    let end = Instant::now() + PATIENCE;
+    while !fs::read_to_string(sending.history.file("state"))
+        .is_ok_and(|it| kept(&it).is_ok_and(|it| it >= 500))
+    {
+        ensure!(Instant::now() < end, "the position is not kept");
+        thread::sleep(Duration::from_millis(100));
+    }
     server.kill();
     // Eight segments of a thousand events each.
     for _ in 0..10 {
@@ -439,162 +449,4 @@ fn what_is_missing_counts_once_however_often_it_is_tried() -> Result<()> {
     println!("{missing} events are missing");
     assert_eq!(server.number(told)?, missing);
     exporter.kill()
-}
-
-#[test]
-fn an_exporter_that_has_caught_up_is_not_behind() -> Result<()> {
-    require_root();
-    let Some(server) = ClickHouse::start(&Setup::default())? else {
-        return Ok(());
-    };
-    let mut sending = Sending::start("clickhouse-behind")?;
-    sending.begin(100)?;
-    let told = sending.end()?;
-    // So old that it counts.
-    thread::sleep(Duration::from_secs(2));
-    let sql = "SELECT countIf(most > 2000000 AND last < 1000000) FROM (SELECT max(behind_us) AS most, \
-               argMax(behind_us, time) AS last FROM twheel.exports GROUP BY exporter)";
-    let caught_up = |exporters: u64| {
-        let end = Instant::now() + PATIENCE;
-        while server.number(sql)? < exporters {
-            ensure!(Instant::now() < end, "{exporters}");
-            thread::sleep(Duration::from_millis(100));
-        }
-        Ok(())
-    };
-    let exporter = export(&sending, "on", &server.url(), &[])?;
-    caught_up(1)?;
-    exporter.kill()?;
-    let exporter = export(&sending, "once", &server.url(), &["--once"])?;
-    ensure!(exporter.code()? == Some(0), "it does not end");
-    caught_up(2)?;
-    until(&server, told.len())
-}
-
-#[test]
-fn a_full_disk_of_the_position_does_not_stop_an_exporter() -> Result<()> {
-    require_root();
-    let Some(server) = ClickHouse::start(&Setup::default())? else {
-        return Ok(());
-    };
-    let mut sending = Sending::start("clickhouse-position")?;
-    let small = Mounted::small(&sending.history.file("small"))?;
-    let exporter = export(&sending, "small/state", &server.url(), &[])?;
-    sending.begin(50)?;
-    sending.expire()?;
-    until(&server, 50)?;
-    let filler = small.fill()?;
-    sending.begin(50)?;
-    let said = |what: &str| {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            let said = exporter.said();
-            if said.contains(what) {
-                return Ok(said);
-            }
-            ensure!(Instant::now() < end, "{said}");
-            thread::sleep(Duration::from_millis(50));
-        }
-    };
-    said("the position of this export: No space left on device (os error 28): sending goes on")?;
-    sending.expire()?;
-    until(&server, 100)?;
-    fs::remove_file(filler)?;
-    // Then the position is kept.
-    let told = sending.end()?;
-    until(&server, told.len())?;
-    thread::sleep(Duration::from_secs(2));
-    let said = exporter.said();
-    assert_eq!(said.lines().count(), 1, "{said}");
-    exporter.kill()?;
-    let rows = server.number("SELECT count() FROM twheel.events")?;
-    let exporter = export(&sending, "small/state", &server.url(), &["--once"])?;
-    ensure!(exporter.code()? == Some(0), "it does not end");
-    assert_eq!(server.number("SELECT count() FROM twheel.events")?, rows);
-    has(&server, &parsed(told.values())?)
-}
-
-/// A file system in memory with room for a few files; unmounted when dropped.
-struct Mounted(String);
-
-impl Mounted {
-    fn small(path: &str) -> Result<Self> {
-        fs::create_dir(path)?;
-        let mut mount = Command::new("mount");
-        let status = mount
-            .args(["-t", "tmpfs", "-o", "size=64k", "small", path])
-            .status()?;
-        ensure!(status.success(), "cannot mount {path}");
-        Ok(Self(path.to_owned()))
-    }
-
-    /// Writes until it is full; the file's path.
-    fn fill(&self) -> Result<String> {
-        let path = format!("{}/filler", self.0);
-        fs::write(&path, vec![0; 64 << 10]).expect_err("it is not full");
-        Ok(path)
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").args(["-l", &self.0]).status();
-    }
-}
-
-#[test]
-fn the_unit_of_an_export_gives_what_it_needs() -> Result<()> {
-    require_root();
-    let Some(server) = ClickHouse::start(&Setup::default())? else {
-        return Ok(());
-    };
-    let unit = Unit::read("twheel-export@.service")?;
-    assert_eq!(unit.directive("CapabilityBoundingSet"), [""]);
-    if !is_installed("systemd-analyze") || !is_installed("strace") {
-        return Ok(());
-    }
-    let mut sending = Sending::start("clickhouse-unit")?;
-    let binary = twheel_bin()?;
-    let beside = binary.parent().context("no directory")?;
-    unit.verify(&sending.history.0, beside)?;
-    // What the unit's line starts, without capabilities, under strace, which is its parent.
-    let line = unit.directive("ExecStart")[0];
-    let (_, args) = line.split_once(' ').context("no arguments")?;
-    let args = args
-        .replace("%I", SERVER)
-        .replace("$TWHEEL_EXPORT_OPTIONS", "");
-    let (trace, state) = (sending.history.file("trace"), sending.history.file("state"));
-    let mut strace = Command::new("setpriv")
-        .args([
-            "--inh-caps",
-            "-all",
-            "--bounding-set",
-            "-all",
-            "--no-new-privs",
-        ])
-        .args(["strace", "-f", "-qq", "-o", &trace])
-        .arg(&binary)
-        .args(args.split_ascii_whitespace())
-        .args([
-            "--history",
-            &sending.history.file("outside"),
-            "--state",
-            &state,
-        ])
-        .env("TWHEEL_CLICKHOUSE_URL", server.url())
-        .stdin(Stdio::null())
-        .spawn()?;
-    sending.begin(300)?;
-    let told = sending.end()?;
-    until(&server, told.len())?;
-    let pid = strace.id();
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
-    kill(Pid::from_raw(children.trim().parse()?), Signal::SIGTERM)?;
-    let status = wait_within(&mut strace, PATIENCE)?.context("it does not end")?;
-    // It has nothing to do at its end; for systemd this is one in order.
-    ensure!(status.signal() == Some(Signal::SIGTERM as i32), "{status}");
-    has(&server, &parsed(told.values())?)?;
-    let called = unit.check_calls(Path::new(&trace), &binary)?;
-    ensure!(called.contains("connect"), "{called:?}");
-    Ok(())
 }
