@@ -47,7 +47,7 @@ fn check_refused(ended: &Ended) -> Result<()> {
     ensure!(ended.code() == Some(Kind::Pins as i32), "{ended:?}");
     ensure!(
         said.starts_with("twheel: another twheel is using /sys/fs/bpf/twheel/")
-            && said.ends_with(": stop it first")
+            && said.ends_with(": end that `twheel run` first")
             && said.lines().count() == 1,
         "{said}"
     );

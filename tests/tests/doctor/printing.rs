@@ -87,7 +87,7 @@ fn bars_are_for_terminals() -> Result<()> {
         for (args, result) in [
             (
                 &["policy", "load", &policy_path, "--iface", SERVER][..],
-                " loaded, ",
+                ": in force; ",
             ),
             (&["flush", "--iface", SERVER], "flows deleted"),
         ] {
