@@ -5,7 +5,7 @@
 //! | question | module |
 //! |---|---|
 //! | **options and input** | |
-//! | the commands and their arguments | [`cli`] |
+//! | the commands and their arguments; durations and sizes as users give them | [`cli`], [`given`] |
 //! | settings of the data plane, in its units | [`settings`], [`timeouts`], [`clock`] |
 //! | which interfaces, in which zones | [`patterns`], [`zones`] |
 //! | which flows | [`filter`] |
