@@ -12,7 +12,7 @@
 //! | Who sends events, and where do they go? | [`sending`], [`broker`], [`clickhouse_server`] |
 //! | How are a broker and its store started? | `tansu` |
 //! | What is attached to an interface? | [`tc`], [`attached`], [`others`] |
-//! | What do the units of systemd allow? | [`unit`] |
+//! | What do the units of systemd allow? | [`mod@unit`] |
 //! | Which kinds of interface are there? | [`devices`], `relay` |
 //! | What is sent, and through what? | [`wire`], [`forge`], [`path`], [`recorded`] |
 //! | What is a fleet, and what receives its events? | [`fleet`] |
