@@ -15,6 +15,7 @@ use crate::{
     call::Callable,
     clock::Clock,
     data_plane,
+    filter::{Filter, Subject},
     flows::{self, Flows},
     identity::Identity,
     maps,
@@ -170,6 +171,12 @@ impl Reader {
             nat: None,
             owner: None,
         }
+    }
+
+    /// Whether a flow of the table matches a filter.
+    pub fn matches(&self, filter: &Filter, tracked: &Tracked) -> bool {
+        filter.is_empty()
+            || filter.matches(&Subject::tracked(tracked, self.known_as(&tracked.flow)))
     }
 
     /// All flows, each with its record's index. A flow may have changed since: [`Flows`] can tell.

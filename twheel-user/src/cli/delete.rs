@@ -6,10 +6,7 @@ use serde_json::json;
 use twheel_common::event::Reason;
 
 use super::select::{Deleting, Select, Which};
-use crate::{
-    failure::{Failure, Kind},
-    filter::Subject,
-};
+use crate::failure::{Failure, Kind};
 
 /// Delete the flows that a filter matches
 ///
@@ -45,9 +42,8 @@ impl Delete {
             .into());
         }
         let chosen = |flow: &crate::flows::Flow, now| {
-            reader.tracked(flow, now).is_some_and(|tracked| {
-                filter.matches(&Subject::tracked(&tracked, reader.known_as(&tracked.flow)))
-            })
+            let tracked = reader.tracked(flow, now);
+            tracked.is_some_and(|tracked| reader.matches(&filter, &tracked))
         };
         if self.dry_run {
             let now = reader.now()?;

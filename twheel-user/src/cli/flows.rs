@@ -1,18 +1,18 @@
 //! `twheel flows`
 
-use std::{cmp::Ordering, collections::BinaryHeap, time::SystemTime};
+use std::{cmp::Ordering, time::SystemTime};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use super::{
+    first::{First, Order},
     owner::{Owned, say_notices},
     select::{Numbers, Select, Which, known, while_read},
 };
 use crate::{
     failure::{Failure, Kind},
-    filter::{Field, Filter, Knowable, Subject},
-    flows,
+    filter::{Field, Filter, Knowable},
     inspect::Reader,
     model::Tracked,
     output::{json, table},
@@ -76,7 +76,7 @@ pub enum Key {
 
 impl Key {
     /// Why flows cannot be sorted by it here; [`None`] if they can.
-    fn unknown(self, known: Knowable) -> Option<String> {
+    pub fn unknown(self, known: Knowable) -> Option<String> {
         let field = match self {
             Self::Packets => Field::Packets,
             Self::Bytes => Field::Bytes,
@@ -86,9 +86,10 @@ impl Key {
         let why = field.unknown(known)?;
         Some(format!("--sort {}: it {why}", field.name()))
     }
+}
 
-    /// The order of two flows.
-    pub fn compare(self, one: &Tracked, two: &Tracked) -> Ordering {
+impl Order<Tracked> for Key {
+    fn compare(self, one: &Tracked, two: &Tracked) -> Ordering {
         let sum = |of: &Tracked, what: fn(&twheel_common::flow::Traffic) -> u64| {
             of.account.map_or(0, |sides| sides.iter().map(what).sum())
         };
@@ -110,114 +111,6 @@ impl Key {
     }
 }
 
-/// Selects flows by their order.
-pub struct Choice {
-    /// Sort key; [`None`]: the order of the table.
-    pub sort: Option<Key>,
-    /// Reverse the order.
-    pub reverse: bool,
-    /// Most flows.
-    pub limit: usize,
-}
-
-/// A flow with its sort key. Flows with equal keys are ordered by their index in the table, so that
-/// consecutive lists agree.
-struct Ranked {
-    index: u32,
-    tracked: Tracked,
-    key: Key,
-    reverse: bool,
-}
-
-impl Ord for Ranked {
-    fn cmp(&self, other: &Self) -> Ordering {
-        let order = self.key.compare(&self.tracked, &other.tracked);
-        let order = if self.reverse { order.reverse() } else { order };
-        order.then(self.index.cmp(&other.index))
-    }
-}
-
-impl PartialOrd for Ranked {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Ranked {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Ranked {}
-
-impl Choice {
-    /// Passes each flow that matches the filter to `then`, in order. Holds no more flows in memory
-    /// than the limit.
-    pub fn each(
-        &self,
-        reader: &Reader,
-        filter: &Filter,
-        mut then: impl FnMut(&Tracked) -> Result<()>,
-    ) -> Result<()> {
-        let now = reader.now()?;
-        match self.sort {
-            Some(key) => {
-                let (first, _) = self.first(key, reader, filter, now);
-                first.iter().try_for_each(then)
-            }
-            None => passing(reader, filter, now)
-                .take(self.limit)
-                .try_for_each(|(_, tracked)| then(&tracked)),
-        }
-    }
-
-    /// The first flows by a key, in order, and how many flows match the filter.
-    pub fn first(
-        &self,
-        key: Key,
-        reader: &Reader,
-        filter: &Filter,
-        now: u32,
-    ) -> (Vec<Tracked>, u64) {
-        let mut count = 0;
-        // A heap whose top is the last of the chosen flows.
-        let mut chosen = BinaryHeap::new();
-        // `for_each` and not a loop: flows are then passed from one iterator to the next without
-        // being copied.
-        passing(reader, filter, now).for_each(|(flow, tracked)| {
-            count += 1;
-            let ranked = Ranked {
-                index: flow.index,
-                tracked,
-                key,
-                reverse: self.reverse,
-            };
-            if chosen.len() < self.limit {
-                chosen.push(ranked);
-            } else if let Some(mut last) = chosen.peek_mut()
-                && ranked < *last
-            {
-                *last = ranked;
-            }
-        });
-        let chosen = chosen.into_sorted_vec();
-        (chosen.into_iter().map(|it| it.tracked).collect(), count)
-    }
-}
-
-/// The flows that match a filter.
-fn passing(
-    reader: &Reader,
-    filter: &Filter,
-    now: u32,
-) -> impl Iterator<Item = (flows::Flow, Tracked)> {
-    reader.flows(now).filter(|(_, tracked)| {
-        filter.is_empty()
-            || filter.matches(&Subject::tracked(tracked, reader.known_as(&tracked.flow)))
-    })
-}
-
 impl Flows {
     pub(super) fn execute(self) -> Result<()> {
         let reader = self.select.open()?;
@@ -225,11 +118,6 @@ impl Flows {
         if let Some(why) = self.sort.and_then(|key| key.unknown(known(&reader))) {
             return Err(Failure::new(Kind::Usage, why).into());
         }
-        let choice = Choice {
-            sort: self.sort,
-            reverse: self.reverse,
-            limit: self.limit.unwrap_or(usize::MAX),
-        };
         let mut owners = self.owned.open(Owners::for_listing)?;
         let units = self.numbers.units();
         let listed = while_read(|out| {
@@ -237,7 +125,7 @@ impl Flows {
             let mut table = table::flows(columns);
             // The ages of all flows are of now, however long the list takes.
             let time = SystemTime::now();
-            choice.each(&reader, &filter, |tracked| {
+            self.each(&reader, &filter, |tracked| {
                 let mut named = reader.known_as(&tracked.flow);
                 let owner = owners.as_mut().and_then(|it| it.find(&tracked.flow, named));
                 named.owner = owner.as_ref();
@@ -255,5 +143,29 @@ impl Flows {
         });
         say_notices(owners.as_ref());
         listed
+    }
+
+    /// Passes each flow that matches the filter to `then`, in order.
+    fn each(
+        &self,
+        reader: &Reader,
+        filter: &Filter,
+        mut then: impl FnMut(&Tracked) -> Result<()>,
+    ) -> Result<()> {
+        let limit = self.limit.unwrap_or(usize::MAX);
+        let flows = reader.flows(reader.now()?);
+        let passing = flows.filter(|(_, tracked)| reader.matches(filter, tracked));
+        match self.sort {
+            Some(key) => {
+                let mut first = First::new(key, self.reverse, limit);
+                // `for_each` and not a loop: flows are then passed from one iterator to the next
+                // without being copied.
+                passing.for_each(|(flow, tracked)| first.take(flow.index, tracked));
+                first.sorted().try_for_each(|tracked| then(&tracked))
+            }
+            None => passing
+                .take(limit)
+                .try_for_each(|(_, tracked)| then(&tracked)),
+        }
     }
 }

@@ -8,6 +8,7 @@ mod detach;
 mod doctor;
 mod expired;
 mod export;
+mod first;
 mod fleet;
 mod flows;
 mod flush;

@@ -11,7 +11,7 @@ use super::{
     select::{Numbers, Select, Which, while_read},
 };
 use crate::{
-    filter::{STATES, Subject},
+    filter::STATES,
     model::Tracked,
     output::{
         json,
@@ -129,15 +129,13 @@ impl Talkers {
         let mut talkers: HashMap<Talker, Sum> = HashMap::new();
         let mut all = 0u64;
         for (_, tracked) in reader.flows(now) {
-            let named = reader.known_as(&tracked.flow);
-            let subject = Subject::tracked(&tracked, named);
             let is_in = |state: &String| tracked.flow.state == state;
-            if !filter.matches(&subject) || !self.state.as_ref().is_none_or(is_in) {
+            if !reader.matches(&filter, &tracked) || !self.state.as_ref().is_none_or(is_in) {
                 continue;
             }
             all += 1;
             let known = owners.as_mut();
-            let owner = known.and_then(|it| it.find(&tracked.flow, named));
+            let owner = known.and_then(|it| it.find(&tracked.flow, reader.known_as(&tracked.flow)));
             let share = talkers.entry(self.by.talker(&tracked, owner)).or_default();
             share.flows += 1;
             for sent in tracked.account.into_iter().flatten() {

@@ -25,11 +25,14 @@ use super::{
     order::{GroupSort, Sort, further},
     picture::Picture,
     reasons::Reasons,
-    scan::{First, Row, scan},
+    scan::{Row, scan},
     views::View,
 };
 use crate::{
-    cli::select::{Select, known},
+    cli::{
+        first::First,
+        select::{Select, known},
+    },
     cost::{Cost, CostReading, Meter},
     inspect::Reader,
     model::Birth,
@@ -243,12 +246,12 @@ impl App {
             now,
             (&mut picture.speeds, is_new),
             |row| match view {
-                View::Flows => first.take(row),
+                View::Flows => first.take(row.index, row),
                 _ if view.has_groups() => groups.take(&row),
                 _ => {}
             },
         );
-        picture.flows = first.rows();
+        picture.flows = first.sorted().collect();
         (picture.groups, picture.group_count) = groups.sorted(self.group_sort, self.reverse);
         self.is_stale = false;
         self.settle();

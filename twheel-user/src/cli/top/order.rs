@@ -5,7 +5,10 @@ use std::{cmp::Ordering, sync::LazyLock};
 use clap::{ValueEnum, builder::PossibleValue};
 
 use super::{group::Sum, scan::Row};
-use crate::{cli::flows::Key, filter::Knowable};
+use crate::{
+    cli::{first::Order, flows::Key},
+    filter::Knowable,
+};
 
 /// What flows are sorted by: two keys of `top` alone, and those of `twheel flows`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,14 +57,15 @@ impl Sort {
     /// Whether flows have what this sorts by.
     pub fn is_known(self, known: Knowable) -> bool {
         match self {
-            Self::Rate | Self::By(Key::Packets | Key::Bytes) => known.accounting,
-            Self::By(Key::Rtt) => known.rto,
-            Self::Last | Self::By(_) => true,
+            Self::Rate => known.accounting,
+            Self::Last => true,
+            Self::By(key) => key.unknown(known).is_none(),
         }
     }
+}
 
-    /// The order of two flows.
-    pub fn compare(self, one: &Row, two: &Row) -> Ordering {
+impl Order<Row> for Sort {
+    fn compare(self, one: &Row, two: &Row) -> Ordering {
         match self {
             Self::Rate => {
                 let order = two.bits().total_cmp(&one.bits());

@@ -1,16 +1,7 @@
 //! Goes through the table once, for whatever is shown.
 
-use std::{cmp::Ordering, collections::BinaryHeap};
-
-use super::{
-    order::Sort,
-    speed::{Speed, Speeds},
-};
-use crate::{
-    filter::{Filter, Subject},
-    inspect::Reader,
-    model::Tracked,
-};
+use super::speed::{Speed, Speeds};
+use crate::{filter::Filter, inspect::Reader, model::Tracked};
 
 /// A flow in a row of the screen.
 #[derive(Clone, Copy)]
@@ -68,9 +59,7 @@ pub fn scan(
         };
         let bits = speed.map_or(0.0, |it| f64::from(it.bits[0]) + f64::from(it.bits[1]));
         sums.bits += bits;
-        if filter.is_empty()
-            || filter.matches(&Subject::tracked(&tracked, reader.known_as(&tracked.flow)))
-        {
+        if reader.matches(filter, &tracked) {
             sums.matching += 1;
             sums.matching_bits += bits;
             take(Row {
@@ -82,76 +71,3 @@ pub fn scan(
     });
     sums
 }
-
-/// The first flows by an order.
-pub struct First {
-    sort: Sort,
-    reverse: bool,
-    limit: usize,
-    /// A heap whose top is the last of the chosen flows.
-    chosen: BinaryHeap<Ranked>,
-}
-
-impl First {
-    /// At most `limit` flows.
-    pub fn new(sort: Sort, reverse: bool, limit: usize) -> Self {
-        Self {
-            sort,
-            reverse,
-            limit,
-            chosen: BinaryHeap::new(),
-        }
-    }
-
-    /// Takes a flow, if it is among the first.
-    pub fn take(&mut self, row: Row) {
-        let ranked = Ranked {
-            row,
-            sort: self.sort,
-            reverse: self.reverse,
-        };
-        if self.chosen.len() < self.limit {
-            self.chosen.push(ranked);
-        } else if let Some(mut last) = self.chosen.peek_mut()
-            && ranked < *last
-        {
-            *last = ranked;
-        }
-    }
-
-    /// The flows in order.
-    pub fn rows(self) -> Vec<Row> {
-        let chosen = self.chosen.into_sorted_vec();
-        chosen.into_iter().map(|it| it.row).collect()
-    }
-}
-
-/// A flow with its order. Equal flows are ordered by their index in the table, so that consecutive
-/// lists agree.
-struct Ranked {
-    row: Row,
-    sort: Sort,
-    reverse: bool,
-}
-
-impl Ord for Ranked {
-    fn cmp(&self, other: &Self) -> Ordering {
-        let order = self.sort.compare(&self.row, &other.row);
-        let order = if self.reverse { order.reverse() } else { order };
-        order.then(self.row.index.cmp(&other.row.index))
-    }
-}
-
-impl PartialOrd for Ranked {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Ranked {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Ranked {}
