@@ -112,6 +112,13 @@ impl CostReading {
         Ok(Self { at, programs })
     }
 
+    /// What each program has used since it was loaded, while the statistics were on: its name, its
+    /// network namespace if that is not the instance's, its runs, and their time.
+    pub fn programs(&self) -> impl Iterator<Item = (&str, Option<&str>, u64, Duration)> {
+        let programs = self.programs.iter();
+        programs.map(|it| (&*it.name, it.namespace.as_deref(), it.runs, it.time))
+    }
+
     /// What each program has used since an earlier reading. A program that was loaded in between
     /// has no earlier reading, and is left out.
     pub fn since(&self, earlier: &Self) -> Vec<Cost> {

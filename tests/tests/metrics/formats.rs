@@ -1,9 +1,16 @@
 //! The formats of the metrics.
 
-use std::{collections::BTreeSet, thread, time::SystemTime};
+use std::{
+    collections::BTreeSet,
+    thread,
+    time::{Instant, SystemTime},
+};
 
 use anyhow::{Context, Result, ensure};
-use twheel_tests::{netns::require_root, pair::Pair};
+use twheel_tests::{
+    netns::{PATIENCE, require_root},
+    pair::{Busy, Pair},
+};
 
 use crate::{Watched, millis};
 
@@ -50,6 +57,46 @@ fn metrics_come_in_one_order() -> Result<()> {
     let types = first.lines().filter(|it| it.starts_with("# TYPE "));
     let types: Vec<_> = types.collect();
     assert!(types.is_sorted(), "{types:?}");
+    Ok(())
+}
+
+/// The runs and the seconds of the program of a direction.
+fn cost(watched: &Watched) -> Result<Option<(f64, f64)>> {
+    let text = watched.get("/metrics")?.body;
+    let value = |name: &str| {
+        let sample = format!("{name}{{namespace=\"\",program=\"twheel_xdp\"}} ");
+        let line = text.lines().find_map(|it| it.strip_prefix(&sample));
+        line.map(str::parse).transpose()
+    };
+    let runs = value("twheel_program_runs_total")?;
+    let seconds = value("twheel_program_run_seconds_total")?;
+    Ok(runs.zip(seconds))
+}
+
+/// They count while somebody looks at the cost, and no longer.
+#[test]
+fn runs_of_programs_are_counted_while_statistics_are_on() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let watched = Watched::start(&pair.server, &[])?;
+    let busy = Busy::start(pair.connect_some(4)?, millis(2));
+    let looked = pair.server.twheel_once(&["stats", "--cost"])?;
+    ensure!(looked.code() == Some(0), "{}", looked.stderr);
+    let (runs, seconds) = cost(&watched)?.context("nothing counted")?;
+    ensure!(runs > 100.0, "{runs}");
+    let each = seconds / runs;
+    ensure!((1e-8..1e-4).contains(&each), "{each} s each");
+    // Other tests may look meanwhile.
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let before = cost(&watched)?;
+        thread::sleep(millis(300));
+        if cost(&watched)? == before {
+            break;
+        }
+        ensure!(Instant::now() < end, "the statistics stay on");
+    }
+    busy.stop()?;
     Ok(())
 }
 

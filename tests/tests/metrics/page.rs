@@ -195,6 +195,44 @@ fn the_page_fits_can_be_read_and_used_without_a_mouse() -> Result<()> {
     Ok(())
 }
 
+/// The chart says what was at the time under the pointer, also when it is drawn again meanwhile.
+#[test]
+fn a_chart_says_what_is_under_the_pointer() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let watched = Watched::start(&pair.server, &["--timeout", "60s,close=1s"])?;
+    let traffic = Traffic::start(&pair)?;
+    // The history has a point each five seconds.
+    thread::sleep(Duration::from_secs(6));
+    let view = View {
+        seconds: 8,
+        ..View::default()
+    };
+    let steps = probe(
+        &pair.server,
+        watched.address,
+        view,
+        include_str!("pointer.js"),
+    )?;
+    let [before, early, late, later, after] = &steps.as_array().context("no list")?[..] else {
+        anyhow::bail!("{steps}");
+    };
+    // The chart is longer than what there is to show: at its left end there is nothing.
+    for step in [before, early, after] {
+        assert_eq!(step["line"], 0, "{steps}");
+        assert_eq!(step["time"], Value::Null, "{steps}");
+    }
+    for step in [late, later] {
+        assert_eq!(step["line"], 1, "{steps}");
+        let time = step["time"].as_str().context("no time")?;
+        assert_eq!(time.len(), "12:34:56".len(), "{steps}");
+        let legend = step["legend"].as_str().context("no legend")?;
+        assert!(legend.contains("established "), "{steps}");
+    }
+    drop(traffic.busy);
+    Ok(())
+}
+
 #[test]
 fn a_search_finds_and_says_what_is_wrong_and_where() -> Result<()> {
     require_root();

@@ -12,6 +12,7 @@
 //! | how the flow table is read in parts: states, what is due when | `pass.rs` |
 //! | sources and services with the most flows | `talkers.rs` |
 //! | bytes of interfaces | `links.rs` |
+//! | what the programs cost | `programs.rs` |
 //! | the wheels as they are drawn | `rings.rs` |
 //! | the last hour | `history.rs` |
 //! | the latest ends, and the search among them | `ends.rs` |
@@ -24,6 +25,7 @@ mod history;
 mod links;
 mod numbers;
 mod pass;
+mod programs;
 mod rings;
 mod sample;
 mod server;

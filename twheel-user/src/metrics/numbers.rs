@@ -26,12 +26,13 @@ use super::{
     ends::{Ends, Latest},
     exemplars::{Exemplars, to_open_metrics},
     history::History,
-    links,
+    links, programs,
     sample::Sample,
 };
 use crate::{
     action::{Action, Outcome},
     clock::Clock,
+    cost::CostReading,
     data_plane::{self, DataPlane},
     identity::Identity,
     maps,
@@ -202,6 +203,10 @@ impl Metrics {
         self.of_interfaces(&interfaces, &registry)?;
         if let Some(reaper) = self.reaper.get() {
             reaped(reaper, &registry)?;
+        }
+        // Without them the others are still worth serving.
+        if let Ok(reading) = CostReading::new(&self.pins) {
+            programs::register(&reading, &registry)?;
         }
         let mut families = self.registry.gather();
         families.extend(registry.gather());

@@ -90,8 +90,35 @@ function line(x, values, times, step, y) {
   return path;
 }
 
+// The chart that the pointer is on: { id, part: of its width }.
+let pointed = null;
+
+// Shows, while the pointer is on a chart, the values of the time under it.
+function heed(figure, again) {
+  const move = (event) => {
+    const { left, width } = figure.querySelector(".plot").getBoundingClientRect();
+    pointed = { id: figure.id, part: (event.clientX - left) / width };
+    figure.redraw();
+  };
+  if (!figure.redraw) {
+    figure.addEventListener("pointermove", move);
+    figure.addEventListener("pointerleave", () => { pointed = null; figure.redraw(); });
+  }
+  figure.redraw = again;
+}
+
+// The number of the point that is next to the pointer; undefined if that is elsewhere.
+function underPointer(id, x) {
+  if (pointed?.id !== id) return undefined;
+  const away = x.map((at) => Math.abs(at - WIDTH * pointed.part));
+  const nearest = away.indexOf(Math.min(...away));
+  return away[nearest] <= WIDTH / 20 ? nearest : undefined;
+}
+
 // Draws series, each { name, colour, values, now: text }, as lines or one upon the other.
-export function chart(id, history, range, series, { stacked = false, unit }) {
+export function chart(id, history, range, series, options) {
+  heed(by(id), () => chart(id, history, range, series, options));
+  const { stacked = false, unit } = options;
   const { times, seconds } = history;
   const x = places(times, range);
   const below = times.map(() => 0);
@@ -107,17 +134,21 @@ export function chart(id, history, range, series, { stacked = false, unit }) {
     const upper = x.map((at, i) => `${at.toFixed(1)},${y(below[i]).toFixed(1)}`);
     return svg("polygon", { class: it.colour, points: [...upper, ...lower.reverse()].join(" ") });
   });
+  const place = underPointer(id, x);
+  const pointer = place === undefined ? [] : [svg("line", { class: "pointer", x1: x[place], x2: x[place], y1: 0, y2: HEIGHT })];
   const title = by(id).querySelector("figcaption").textContent;
   const at = clock(range);
   const label = `${title} from ${at(range.from)} to ${at(range.to)}, at most ${unit(most)}`;
-  const picture = svg("svg", { class: "plot", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label }, ...grid, ...shapes);
+  const picture = svg("svg", { class: "plot", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label }, ...grid, ...shapes, ...pointer);
   const scale = html("p", html("span", unit(top)), html("span", unit(top / 2)), html("span", "0"));
   scale.className = "scale";
   scale.setAttribute("aria-hidden", "true");
-  const axis = html("p", html("span", at(range.from)), html("span", at((range.from + range.to) / 2)), html("span", at(range.to)));
+  const middle = place === undefined ? html("span", at((range.from + range.to) / 2)) : html("b", at(times[place]));
+  const axis = html("p", html("span", at(range.from)), middle, html("span", at(range.to)));
   axis.className = "axis";
   axis.setAttribute("aria-hidden", "true");
-  const legend = html("ul", ...series.map((it) => html("li", square(it.colour.replace("line", "")), `${it.name} ${it.now}`)));
+  const value = (it) => (place === undefined ? it.now : unit(it.values[place]));
+  const legend = html("ul", ...series.map((it) => html("li", square(it.colour.replace("line", "")), `${it.name} ${value(it)}`)));
   legend.className = "legend";
   const plot = html("div", picture, scale);
   plot.className = "area";

@@ -43,6 +43,10 @@ impl Named {
                 "the Kafka brokers at {brokers} do not let the user {user} write to the topic {topic}: \
                  grant it: kafka-acls.sh --add --allow-principal User:{user} --producer --topic {topic}"
             ),
+            Code::DuplicateSequenceNumber => format!(
+                "the Kafka brokers at {brokers} take what is sent to {topic} for something that they \
+                 have, and do not say where it stands"
+            ),
             Code::MessageSizeTooLarge | Code::InvalidMessageSize => format!(
                 "the Kafka topic {topic} does not take batches of this size: raise its \
                  max.message.bytes, or give a smaller one with --set batch.size=BYTES"
@@ -106,12 +110,22 @@ pub(super) fn weight(code: Code) -> u8 {
 fn short(said: &str) -> &str {
     let end = said.find(" (after ").unwrap_or(said.len());
     let said = &said[..end];
-    // `sasl_ssl://host:9092/bootstrap: `
-    let said = match said.split_once("/bootstrap: ") {
-        Some((address, rest)) if address.contains("://") => rest,
+    // `sasl_ssl://host:9092/bootstrap: `, or `host:9092/1: ` with the number of a broker.
+    let said = match said.split_once(": ") {
+        Some((broker, rest)) if is_broker(broker) => rest,
         _ => said,
     };
     said.trim().trim_end_matches(['.', ':'])
+}
+
+/// Whether this is librdkafka's name of a broker: its address, and its number if that is known.
+fn is_broker(text: &str) -> bool {
+    let Some((address, number)) = text.rsplit_once('/') else {
+        return false;
+    };
+    let is_number = |it: &str| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_digit());
+    let port = address.rsplit_once(':').map(|(_, port)| port);
+    port.is_some_and(is_number) && (number == "bootstrap" || is_number(number))
 }
 
 #[cfg(test)]
@@ -129,7 +143,12 @@ mod tests {
             (
                 Code::BrokerTransportFailure,
                 "k:9092/bootstrap: Connect to ipv4#127.0.0.1:1 failed: Connection refused (after 0ms in state CONNECT)",
-                "Connection refused: check that one runs there",
+                "k:9092: Connect to ipv4#127.0.0.1:1 failed: Connection refused: check that one runs there",
+            ),
+            (
+                Code::AllBrokersDown,
+                "k:9092/7: Connect to ipv4#127.0.0.1:1 failed: Connection refused (after 0ms in state CONNECT)",
+                "k:9092: Connect to ipv4#127.0.0.1:1 failed: Connection refused: check that one runs there",
             ),
             (
                 Code::Authentication,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use rdkafka::{
-    ClientContext,
+    ClientContext, Message as _,
     config::RDKafkaLogLevel,
     error::KafkaError,
     producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, ProducerContext},
@@ -94,6 +94,12 @@ impl ProducerContext for Reports {
     fn delivery(&self, result: &DeliveryResult<'_>, number: usize) {
         let mut reported = self.lock();
         match result {
+            // The broker takes the message for one that it has, and does not say where that is. Some
+            // brokers note the number of a batch before they keep it: one that is killed in between
+            // has the number alone. So all that is not acknowledged is sent again, under new numbers.
+            Ok(message) if message.offset() < 0 => {
+                reported.failed = Some(Code::DuplicateSequenceNumber);
+            }
             Ok(_) => {
                 let at = number.wrapping_sub(reported.first);
                 if let Some(batch) = reported.batches.get_mut(at) {
