@@ -361,7 +361,7 @@ impl Plane {
         let (policy, compiled) = parsed(text)?;
         let clock = self.plane.clock();
         let open = |name: &str| self.plane.open(name);
-        install::install(&open, Some((&policy, &compiled)), clock)
+        install::install(&open, Some((&policy, &compiled)), clock).map(drop)
     }
 
     /// What a policy would do to the flows, by the policy's tables on the host.

@@ -103,8 +103,16 @@ impl Lab {
         ensure!(ended.code() == Some(0), "{}", ended.stderr);
         let numbers = Numbers::parse(&ended.stderr)?;
         ensure!(numbers == foretold, "{numbers:?}, not {foretold:?}");
+        let (would, has) = (retimed(&dry.lines[0].text), retimed(&ended.stderr));
+        ensure!(would == has, "{would:?}, not {has:?}");
         Ok(numbers)
     }
+}
+
+/// The rules that get other timeouts, by the sentence about live flows.
+fn retimed(text: &str) -> Option<&str> {
+    let line = text.lines().find(|line| line.contains(" live flow"))?;
+    Some(line.split_once("; other timeouts for ")?.1)
 }
 
 /// The numbers of a line that says what becomes of live flows.
@@ -125,12 +133,13 @@ impl Numbers {
         let (_, said) = line.split_once("; ").context("no sentence")?;
         let (all, parts) = said.split_once(" live flow").context("no flows")?;
         let (_, parts) = parts.split_once(": ").context("no parts")?;
+        let parts = parts.split("; ").next().unwrap_or_default();
         let number = |text: &str| -> Result<u64> { Ok(text.replace(',', "").parse()?) };
         let mut numbers = Self {
             all: number(all)?,
             ..Self::default()
         };
-        for part in parts.split(", ").filter(|part| *part != "no change") {
+        for part in parts.split(", ").filter(|part| !part.starts_with("no change")) {
             let (count, what) = part.split_once(' ').context("no number")?;
             let field = match what.trim_start_matches("would ") {
                 it if it.starts_with("change") => &mut numbers.changed,
@@ -504,6 +513,37 @@ fn a_hundred_thousand_flows_follow_and_add_up() -> Result<()> {
     while pair.server.counter("expired")? < half {
         ensure!(Instant::now() < until, "{expired} have expired");
         thread::sleep(Duration::from_millis(100));
+    }
+    ensure!(twheel.stop()?.code() == Some(0));
+    pair.server.check_clean(SERVER)
+}
+
+#[test]
+fn other_timeouts_of_a_rule_are_told() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let policy = |udp: &str, established: &str| {
+        format!(
+            "[timeouts]\nudp = '{udp}'\n[[rule]]\nname = 'r'\ndport = 7000\n\
+             timeouts = {{ established = '{established}' }}\n"
+        )
+    };
+    let file = PolicyFile::new("retimed", &policy("30s", "9m"))?;
+    let twheel = Twheel::start(&pair.server, &["--iface", SERVER, "--policy", file.path()])?;
+    for (udp, established, told) in [
+        ("30s", "5h", Some("r")),
+        ("30s", "5h", None),
+        ("20s", "5h", Some("flows of no rule, r")),
+    ] {
+        file.write(&policy(udp, established))?;
+        let load = ["policy", "load", file.path(), "--iface", SERVER];
+        let dry = pair.server.twheel_once(&[&load[..], &["--dry-run"]].concat())?;
+        ensure!(dry.code() == Some(0), "{}", dry.stderr);
+        assert_eq!(retimed(&dry.lines[0].text), told, "{dry:?}");
+        let ended = pair.server.twheel_once(&load)?;
+        ensure!(ended.code() == Some(0), "{}", ended.stderr);
+        assert_eq!(retimed(&ended.stderr), told, "{}", ended.stderr);
+        assert_eq!(ended.stderr.contains("no change of"), told.is_some());
     }
     ensure!(twheel.stop()?.code() == Some(0));
     pair.server.check_clean(SERVER)

@@ -6,8 +6,11 @@ use std::{
     fs::{self, File},
     io,
     os::{
-        fd::{AsFd, BorrowedFd},
-        unix::fs::{MetadataExt, OpenOptionsExt},
+        fd::{AsFd, AsRawFd, BorrowedFd},
+        unix::{
+            fs::{MetadataExt, OpenOptionsExt},
+            net::UnixDatagram,
+        },
     },
     path::Path,
     process,
@@ -143,7 +146,7 @@ impl Namespace {
                 }
             }
         }
-        let own = File::open("/proc/thread-self/ns/net");
+        let own = File::open(OWN);
         let back = Back(own.context("cannot open the current network namespace")?);
         setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(|error| {
             let error = io::Error::from(error);
@@ -174,16 +177,20 @@ pub fn names() -> Result<Vec<String>> {
     names.map(name).collect()
 }
 
+/// This thread's network namespace.
+const OWN: &str = "/proc/thread-self/ns/net";
 /// A setting that only the first network namespace has (`net_core_table`,
 /// `net/core/sysctl_net_core.c`); `/proc/sys/net` is that of the caller's namespace.
 const ONLY_IN_THE_FIRST: &str = "/proc/sys/net/core/netdev_budget";
 
 /// A network namespace's name that lasts: an inode is given out again once a namespace is gone, and
 /// a new kernel has others. `host` for the kernel's first namespace, `netns-NAME` for one with a
-/// name, else `inode-N-BOOT` with the beginning of the boot's id.
+/// name, else `cookie-N-BOOT`: its cookie, which the kernel gives to one namespace only
+/// (`net_gen_cookie`, `net/core/net_namespace.c`), and the beginning of the boot's id; or
+/// `inode-N-BOOT` if the namespace is gone, or is another one and the caller lacks CAP_SYS_ADMIN.
 pub fn lasting_name(inode: u64) -> String {
     let is_it = |path: &Path| fs::metadata(path).is_ok_and(|it| it.ino() == inode);
-    let is_first = match is_it(Path::new("/proc/thread-self/ns/net")) {
+    let is_first = match is_it(Path::new(OWN)) {
         true => Path::new(ONLY_IN_THE_FIRST).exists(),
         // In a container, process 1 is in the caller's own namespace.
         false => is_it(Path::new("/proc/1/ns/net")),
@@ -198,7 +205,46 @@ pub fn lasting_name(inode: u64) -> String {
         return format!("netns-{name}");
     }
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    format!("inode-{inode}-{}", boot.get(..8).unwrap_or_default())
+    let boot = boot.get(..8).unwrap_or_default();
+    match cookie(inode) {
+        Some(cookie) => format!("cookie-{cookie}-{boot}"),
+        None => format!("inode-{inode}-{boot}"),
+    }
+}
+
+/// The cookie of the network namespace of this inode, if it can be had.
+fn cookie(inode: u64) -> Option<u64> {
+    let is_it = |path: &Path| fs::metadata(path).is_ok_and(|it| it.ino() == inode);
+    if is_it(Path::new(OWN)) {
+        return own_cookie().ok();
+    }
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    let mut paths = processes.map(|it| it.path().join("ns/net"));
+    let namespace = Namespace {
+        name: format!("with inode {inode}"),
+        file: File::open(paths.find(|path| is_it(path))?).ok()?,
+    };
+    namespace.enter(|| Ok(own_cookie()?)).ok()
+}
+
+/// The cookie of this thread's network namespace (`SO_NETNS_COOKIE`).
+fn own_cookie() -> io::Result<u64> {
+    let socket = UnixDatagram::unbound()?;
+    let (mut cookie, mut size) = (0u64, size_of::<u64>() as libc::socklen_t);
+    // SAFETY: the kernel writes at most `size` bytes to `cookie`, which has as many.
+    let got = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &mut size,
+        )
+    };
+    match got {
+        0 => Ok(cookie),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// What happened to a name.

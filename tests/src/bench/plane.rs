@@ -131,7 +131,7 @@ impl Bench {
         let policy = Policy::parse("bench", text.as_bytes(), timeouts)?;
         let compiled = policy.compile(|_| None)?;
         let open = |name: &str| self.plane.open(name);
-        install::install(&open, Some((&policy, &compiled)), clock)
+        install::install(&open, Some((&policy, &compiled)), clock).map(drop)
     }
 
     /// Moves this thread to another CPU, on which its packets come in from now on.

@@ -120,7 +120,7 @@ fn load(plane: &mut Plane, policy: &str) -> String {
     assert_eq!(rules(plane), before, "a forecast changes nothing");
     plane.policy(policy);
     let flows = plane.sweep();
-    assert_eq!(flows, foretold.flows, "{policy}");
+    assert_eq!(flows, foretold.effect.flows, "{policy}");
     let moved: u64 = foretold.moves.values().map(|it| it.flows).sum();
     assert_eq!(moved, flows.changed + flows.lost + flows.gained, "{policy}");
     flows.to_string()
@@ -301,7 +301,7 @@ fn live_flows_meet_the_first_rule_of_any_policy() {
             let wanted = judged(&mut plane, policy, flow);
             assert_eq!(met[&(flow.key(), flow.zone)], wanted, "{text}");
         }
-        let flows = before.flows;
+        let flows = before.effect.flows;
         let some = [
             flows.changed,
             flows.lost,
@@ -560,7 +560,7 @@ fn a_large_table_is_swept_and_adds_up() {
     }
     plane.policy(&policy);
     let flows = plane.sweep();
-    assert_eq!(flows, foretold.flows);
+    assert_eq!(flows, foretold.effect.flows);
     assert_eq!(
         flows.to_string(),
         "100,000 live flows: 50,000 lost their rule, 50,000 got a rule, 50,000 are due now"

@@ -5,17 +5,17 @@ use std::{
     io::{BufRead, BufReader},
     os::unix::fs::PermissionsExt,
     path::Path,
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     time::Instant,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use twheel_tests::{
     directory::Directory,
     netns::{Namespace, require_root},
     pair::{Family, Pair, SERVER},
-    running::Twheel,
+    running::{Twheel, once, twheel_bin},
 };
 
 use crate::{lines, millis, objects, refused, src};
@@ -178,4 +178,38 @@ pub fn follow(namespace: &Namespace, args: &[&str]) -> Result<Following> {
     let mut child = command.stdout(Stdio::piped()).spawn()?;
     let stdout = child.stdout.take().context("no stdout")?;
     Ok(Following(child, BufReader::new(stdout)))
+}
+
+/// The kernel soon gives the inode of a namespace that is gone to another one.
+#[test]
+fn a_namespace_without_a_name_does_not_find_the_history_of_an_earlier_one() -> Result<()> {
+    require_root();
+    let directory = Directory::new("unnamed")?;
+    let run = "ip link set lo up && exec \"$0\" run --iface lo --timeout 1s --history \"$1\"";
+    let mut names = Vec::new();
+    for _ in 0..3 {
+        let mut command = Command::new("unshare");
+        command.args(["--net", "sh", "-c", run]);
+        command.arg(twheel_bin()?).arg(directory.path());
+        let twheel = Twheel::start_command(command, |_| {})?;
+        twheel.await_stderr("lo: attached")?;
+        // Another one lists it with its history.
+        let mut list = Command::new(twheel_bin()?);
+        list.args(["list", "--json", "--history", directory.path()]);
+        let listed = once(list)?;
+        ensure!(listed.code() == Some(0), "{listed:?}");
+        let entries = fs::read_dir(&directory.0)?.map(|it| Ok(it?.file_name()));
+        let mut now: Vec<_> = entries.collect::<Result<_>>()?;
+        now.retain(|it| !names.contains(it));
+        let [name] = now.as_slice() else {
+            anyhow::bail!("not one new history: {now:?}, {names:?}");
+        };
+        let text = name.to_str().context("no text")?;
+        ensure!(text.starts_with("lo@cookie-"), "{text}");
+        let of = listed.lines.iter().filter(|it| it.text.contains(text));
+        assert_eq!(of.count(), 1, "{listed:?}");
+        names.push(name.clone());
+        ensure!(twheel.stop()?.code() == Some(0));
+    }
+    Ok(())
 }

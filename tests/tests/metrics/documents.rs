@@ -3,9 +3,12 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
-use twheel_tests::{netns::require_root, pair::Pair};
+use twheel_tests::{
+    netns::require_root,
+    pair::{Busy, Pair},
+};
 
-use crate::{Watched, expiries};
+use crate::{Watched, expiries, millis};
 
 /// A file of the project's documentation.
 fn document(name: &str) -> Result<String> {
@@ -54,6 +57,11 @@ fn the_documents_name_what_is_served() -> Result<()> {
     let watched = Watched::start(&pair.server, &["--timeout", "300ms"])?;
     let _connection = pair.connect_some(1)?;
     expiries(&watched.twheel, 1)?;
+    // While this looks, the programs' runs are counted.
+    let busy = Busy::start(pair.connect_some(1)?, millis(5));
+    let looked = pair.server.twheel_once(&["stats", "--cost"])?;
+    ensure!(looked.code() == Some(0), "{}", looked.stderr);
+    busy.stop()?;
     let served = watched.scrape()?.families;
     assert_eq!(
         families(&document("metrics.md")?),

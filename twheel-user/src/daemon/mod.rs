@@ -242,9 +242,9 @@ impl<'a> Daemon<'a> {
         if plane.adopted() {
             // Replaces or removes the policy that an earlier run left in force.
             let (file, none) = (setup.policy.as_deref(), progress::none());
-            let flows = install::load(&pins, file, plane.clock(), &none)?;
-            if flows.are_affected() {
-                say!("policy of this run: {flows}");
+            let effect = install::load(&pins, file, plane.clock(), &none)?;
+            if effect.is_some() {
+                say!("policy of this run: {effect}");
             }
         } else {
             install::begin(&pins, setup.policy.as_deref(), plane.clock())?;
@@ -504,9 +504,9 @@ impl<'a> Daemon<'a> {
         );
         tokio::task::spawn_blocking(move || {
             match install::load(&pins, file.as_deref(), clock, &progress::none()) {
-                Ok(flows) => {
+                Ok(effect) => {
                     let file = file.unwrap_or_default();
-                    say!("{}: in force; {flows}", file.display());
+                    say!("{}: in force; {effect}", file.display());
                 }
                 Err(error) => say!("twheel: {error:#}: the old policy stays in force"),
             }

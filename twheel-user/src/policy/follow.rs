@@ -7,7 +7,7 @@ use indicatif::HumanCount;
 use nix::net::if_::if_nametoindex;
 use twheel_common::{
     config::{NAME_BYTES, RULES, UNRULED},
-    rule::{Rule, RuleFlags},
+    rule::{Rule, RuleFlags, Timeouts},
     step::{MAX_SWEEP, Sweep},
 };
 
@@ -51,12 +51,12 @@ impl LiveFlows {
     }
 
     /// `words`: what is said of one flow that changed, lost, gained, is exposed, is due; and of
-    /// several.
-    fn write(&self, f: &mut fmt::Formatter<'_>, words: [[&str; 2]; 5]) -> fmt::Result {
+    /// several. `none`: what is said if no flow did.
+    fn write(&self, f: &mut fmt::Formatter<'_>, words: [[&str; 2]; 5], none: &str) -> fmt::Result {
         let flows = if self.all == 1 { "flow" } else { "flows" };
         write!(f, "{} live {flows}: ", HumanCount(self.all))?;
         if !self.are_affected() {
-            return f.write_str("no change");
+            return f.write_str(none);
         }
         let numbers = [self.changed, self.lost, self.gained, self.exposed, self.due];
         let parts = numbers.into_iter().zip(words).filter(|part| part.0 != 0);
@@ -83,27 +83,66 @@ impl LiveFlows {
     }
 }
 
+/// What is said of one flow that a policy concerns, and of several: one that changed, lost, got,
+/// may be reaped, is due.
+const DID: [[&str; 2]; 5] = [
+    ["changed its rule", "changed their rule"],
+    ["lost its rule", "lost their rule"],
+    ["got a rule"; 2],
+    ["may now be reaped"; 2],
+    ["is due now", "are due now"],
+];
+
 /// What a policy did, as in `1,203 live flows: 3 changed their rule, 1 lost its rule, 2 are due
 /// now`.
 impl fmt::Display for LiveFlows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.write(
-            f,
-            [
-                ["changed its rule", "changed their rule"],
-                ["lost its rule", "lost their rule"],
-                ["got a rule"; 2],
-                ["may now be reaped"; 2],
-                ["is due now", "are due now"],
-            ],
-        )
+        self.write(f, DID, "no change")
+    }
+}
+
+/// What a policy does to an instance.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Effect {
+    /// To its live flows.
+    pub flows: LiveFlows,
+    /// The rules that it keeps and that get other timeouts; `None`: flows of no rule do.
+    pub retimed: Vec<Option<String>>,
+}
+
+impl Effect {
+    /// Whether it changes anything about live flows or their timeouts.
+    pub fn is_some(&self) -> bool {
+        self.flows.are_affected() || !self.retimed.is_empty()
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>, words: [[&str; 2]; 5]) -> fmt::Result {
+        const NAMED: usize = 5;
+        if self.retimed.is_empty() {
+            return self.flows.write(f, words, "no change");
+        }
+        self.flows.write(f, words, "no change of their rules")?;
+        let name = |it: &Option<String>| it.clone().unwrap_or("flows of no rule".to_owned());
+        let names: Vec<_> = self.retimed.iter().take(NAMED).map(name).collect();
+        write!(f, "; other timeouts for {}", names.join(", "))?;
+        match self.retimed.len().saturating_sub(NAMED) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
+/// What a policy did, as in `1,203 live flows: 2 are due now; other timeouts for ssh`.
+impl fmt::Display for Effect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, DID)
     }
 }
 
 /// The same of what a policy would do.
-pub struct Would(pub LiveFlows);
+pub struct Would<'a>(pub &'a Effect);
 
-impl fmt::Display for Would {
+impl fmt::Display for Would<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.write(
             f,
@@ -116,6 +155,16 @@ impl fmt::Display for Would {
             ],
         )
     }
+}
+
+/// Which of the rules of a new policy have other timeouts than those of the same name before.
+pub(super) fn retimed<'a>(
+    before: impl Fn(Option<&str>) -> Option<Timeouts>,
+    new: impl IntoIterator<Item = (Option<&'a str>, &'a Rule)>,
+) -> Vec<Option<String>> {
+    let differs = |name, rule: &Rule| before(name).is_some_and(|it| it != rule.timeouts);
+    let new = new.into_iter().filter(|(name, rule)| differs(*name, rule));
+    new.map(|(name, _)| name.map(str::to_owned)).collect()
 }
 
 /// Gives all flows of an instance the rules that they meet, and arms them by the present timeouts,
@@ -187,7 +236,11 @@ mod tests {
     #[test]
     fn what_a_policy_does_is_one_line() {
         let none = LiveFlows::default();
-        assert_eq!(none.to_string(), "0 live flows: no change");
+        let effect = |flows: LiveFlows, retimed: &[&str]| Effect {
+            flows,
+            retimed: retimed.iter().map(|it| Some((*it).to_owned())).collect(),
+        };
+        assert_eq!(effect(none, &[]).to_string(), "0 live flows: no change");
         let some = LiveFlows {
             all: 1203,
             changed: 3,
@@ -197,21 +250,30 @@ mod tests {
             due: 2,
         };
         assert_eq!(
-            some.to_string(),
+            effect(some, &["ssh"]).to_string(),
             "1,203 live flows: 3 changed their rule, 1 lost its rule, 1 may now be reaped, 2 are \
-             due now"
+             due now; other timeouts for ssh"
         );
         let one = LiveFlows {
             all: 1,
             gained: 1,
             ..none
         };
-        assert_eq!(one.to_string(), "1 live flow: 1 got a rule");
+        assert_eq!(effect(one, &[]).to_string(), "1 live flow: 1 got a rule");
         assert_eq!(
-            Would(some).to_string(),
+            Would(&effect(some, &[])).to_string(),
             "1,203 live flows: 3 would change their rule, 1 would lose its rule, 1 might be reaped \
              then, 2 would be due at once"
         );
+        let same = LiveFlows { all: 7, ..none };
+        let mut of_none = effect(same, &["a", "b", "c", "d", "e", "f", "g"]);
+        of_none.retimed[0] = None;
+        assert_eq!(
+            of_none.to_string(),
+            "7 live flows: no change of their rules; other timeouts for flows of no rule, b, c, d, e \
+             and 2 more"
+        );
+        assert!(of_none.is_some() && !effect(same, &[]).is_some());
         let each: [fn(&mut LiveFlows); 5] = [
             |it| it.changed = 1,
             |it| it.lost = 1,

@@ -17,7 +17,7 @@ use twheel_common::{
 
 use super::{
     compile::Compiled,
-    follow::{LiveFlows, only_interface},
+    follow::{Effect, only_interface, retimed},
     install::{self, InForce},
     rule::{Policy, Reap},
 };
@@ -32,8 +32,8 @@ use crate::{
 /// What a policy would do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forecast {
-    /// In sums.
-    pub flows: LiveFlows,
+    /// In sums, and to the timeouts of rules.
+    pub effect: Effect,
     /// How many flows would change from one rule to another; `None` is no rule.
     pub moves: BTreeMap<Move, Moved>,
 }
@@ -101,7 +101,14 @@ impl Table<'_> {
             tables,
         };
         let old = Old::open(self.open, self.only)?;
+        let before = |name: Option<&str>| {
+            let mut numbers = (0..).zip(&old.rule_names);
+            let (number, _) = numbers.find(|(_, it)| it.as_deref() == name)?;
+            old.rules.get::<usize>(number).map(|it| it.timeouts)
+        };
+        let names = new.names.iter().map(|it| Some(it.as_str()));
         let mut forecast = Forecast::default();
+        forecast.effect.retimed = retimed(before, [None].into_iter().chain(names).zip(&new.rules));
         for flow in self.flows.iter() {
             forecast.add(&old, &new, &flow, self.now)?;
         }
@@ -195,7 +202,7 @@ impl Forecast {
         let exposed = u64::from(before.actions == 0 && after.actions != 0);
         let timeout = after.timeouts.timeout(flow.word.seen());
         let due = u64::from(idle(now.into(), flow.word.stamp()) >= timeout);
-        let flows = &mut self.flows;
+        let flows = &mut self.effect.flows;
         flows.all += 1;
         flows.exposed += exposed;
         flows.due += due;

@@ -29,7 +29,7 @@ use zerocopy::transmute;
 use super::{
     cgroups,
     compile::Compiled,
-    follow::{self, LiveFlows},
+    follow::{self, Effect, retimed},
     rule::{Policy, Reap, Timeouts, refuse},
 };
 use crate::{
@@ -44,7 +44,7 @@ use crate::{
 };
 
 /// Puts a policy file into force in an instance; without a file, ends the policy in force. Returns
-/// how the live flows follow.
+/// what that did.
 ///
 /// # Errors
 ///
@@ -54,9 +54,10 @@ pub fn load(
     file: Option<&Path>,
     clock: Clock,
     progress: &ProgressBar,
-) -> Result<LiveFlows> {
-    let _lock = put(pins, file, clock)?;
-    follow::sweep_all(pins, progress)
+) -> Result<Effect> {
+    let (_lock, retimed) = put(pins, file, clock)?;
+    let flows = follow::sweep_all(pins, progress)?;
+    Ok(Effect { flows, retimed })
 }
 
 /// The same in an instance that has no flows yet.
@@ -122,8 +123,12 @@ pub(super) fn read(file: &Path, clock: Clock, meta: &Meta) -> Result<Policy> {
 }
 
 /// Reads a policy file and puts it into force, as [`load`] does. Returns the lock that every change
-/// of the policy takes.
-fn put(pins: &Pins, file: Option<&Path>, clock: Clock) -> Result<Flock<File>> {
+/// of the policy takes, and what [`install`] returns.
+fn put(
+    pins: &Pins,
+    file: Option<&Path>,
+    clock: Clock,
+) -> Result<(Flock<File>, Vec<Option<String>>)> {
     let open = pinned(pins);
     let meta = array::<Meta>(&open, "META")?.get(&0, 0)?;
     let policy = file
@@ -138,8 +143,8 @@ fn put(pins: &Pins, file: Option<&Path>, clock: Clock) -> Result<Flock<File>> {
         cgroups::make_map(pins, policy)?;
     }
     let policy = policy.as_ref().map(|(policy, compiled)| (policy, compiled));
-    install(&open, policy, clock)?;
-    Ok(lock)
+    let retimed = install(&open, policy, clock)?;
+    Ok((lock, retimed))
 }
 
 /// # Errors
@@ -189,8 +194,13 @@ pub(super) fn check_vlans(policy: &Policy, meta: &Meta) -> Result<()> {
 }
 
 /// Puts a policy into force, or ends the policy in force. Live flows follow when the table is
-/// [swept](follow::sweep).
-pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Clock) -> Result<()> {
+/// [swept](follow::sweep). Returns the names of the rules that get other timeouts than they had;
+/// `None`: flows of no rule do.
+pub fn install(
+    open: Open<'_>,
+    policy: Option<(&Policy, &Compiled)>,
+    clock: Clock,
+) -> Result<Vec<Option<String>>> {
     let mut active = array::<Active>(open, "ACTIVE")?;
     let set = 1 - active.get(&0, 0)?.set();
     let mut names = array::<[u8; NAME_BYTES]>(open, "NAMES")?;
@@ -227,6 +237,18 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
     let known: Vec<[u8; NAME_BYTES]> = (0..RULES as u32)
         .map(|number| names.get(&number, 0))
         .collect::<Result<_, _>>()?;
+    let retimed = {
+        let before = |name: Option<&str>| {
+            let number = match name.map(padded) {
+                None => 0,
+                Some(name) => (1..usize::from(UNRULED)).find(|at| name.as_ref().ok() == Some(&known[*at]))?,
+            };
+            Some(before[number].timeouts)
+        };
+        let rules = policy.map_or(&[][..], |(policy, _)| &policy.rules);
+        let names = rules.iter().map(|rule| Some(rule.name.as_str()));
+        retimed(before, [None].into_iter().chain(names).zip([&unruled].into_iter().chain(&of_rules)))
+    };
     let mut numbers = [0u16; 256];
     let mut taken = [false; RULES];
     let mut kept = Vec::new();
@@ -277,7 +299,7 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
             timeouts.set(u32::from(number), gone, 0)?;
         }
     }
-    Ok(())
+    Ok(retimed)
 }
 
 /// What a policy sets for flows of no rule, and for those of each of its rules. `base` is what is

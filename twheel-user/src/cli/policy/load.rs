@@ -52,11 +52,11 @@ impl Load {
     }
 
     fn load(&self, pins: &Pins) -> Result<()> {
-        let flows = {
+        let effect = {
             let bar = progress::bar("applying to flows", 0);
             install::load(pins, Some(&self.file), Clock::jiffies()?, &bar)?
         };
-        say!("{}: in force; {flows}", self.file.display());
+        say!("{}: in force; {effect}", self.file.display());
         Ok(())
     }
 
@@ -68,7 +68,7 @@ impl Load {
             text,
             "{}: not loaded; {}",
             self.file.display(),
-            Would(forecast.flows)
+            Would(&forecast.effect)
         )
         .and_then(|()| print_moves(&forecast, &mut text))
         .and_then(|()| io::stdout().lock().write_all(&text))
