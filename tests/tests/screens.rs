@@ -354,13 +354,60 @@ fn refusals_say_what_to_give() -> Result<()> {
         "give a size",
     )?;
 
-    for option in [&["--dry-run"][..], &["--protect", "dport == 22"]] {
-        let args = [&["--iface", SERVER][..], option].concat();
-        let twheel = Twheel::start(host, &args)?;
-        let says = format!("{} without --reap: nothing is reaped", option[0]);
-        ensure!(twheel.stderr().contains(&says), "{}", twheel.stderr());
-        twheel.stop()?;
+    refused(
+        &with(&["--timeout", "close=1h,close=2h"])?,
+        2,
+        "close is given twice",
+    )?;
+    refused(
+        &with(&["--reap", "enforce=reset"])?,
+        2,
+        "--reap enforce=reset refuses packets",
+    )?;
+
+    let idle = "--dry-run --protect udp --reap-rate 9 --reap-max-share 5 --rto-min 1s --rto-max 9s \
+                --max-retrans 2 --i-know-this-drops-traffic --enforce-rate 7";
+    let idle = idle.replace("udp", "dport==22");
+    let args: Vec<_> = ["--iface", SERVER]
+        .into_iter()
+        .chain(idle.split(' '))
+        .collect();
+    let twheel = Twheel::start(host, &args)?;
+    for says in [
+        "--dry-run without --reap: nothing is reaped",
+        "--protect without --reap: nothing is reaped",
+        "--reap-rate without --reap: nothing is reaped",
+        "--reap-max-share without --reap: nothing is reaped",
+        "--i-know-this-drops-traffic without --reap enforce: nothing is dropped",
+        "--enforce-rate without --reap enforce=reset: it sends no RST",
+        "--rto-min without --rto on",
+        "--rto-max without --rto on",
+        "--max-retrans without --rto on",
+    ] {
+        ensure!(
+            twheel.stderr().contains(says),
+            "{says}: {}",
+            twheel.stderr()
+        );
     }
+    twheel.stop()?;
+    let args = ["--iface", SERVER, "--reap", "socket", "--reap-rate", "9"];
+    let twheel = Twheel::start(host, &args)?;
+    ensure!(!twheel.stderr().contains("without"), "{}", twheel.stderr());
+    refused(
+        &host.twheel_once(&["flows", "dport in {1,2"])?,
+        2,
+        "column 14: the set ends with `}`: add it",
+    )?;
+    // What is attached is the running twheel's, and no earlier run left it.
+    let ended = host.twheel_once(&["doctor", "--iface", SERVER])?;
+    let said: Vec<_> = ended.lines.iter().map(|it| &it.text).collect();
+    let says = |what: &str| said.iter().any(|line| line.contains(what));
+    ensure!(
+        says("the twheel that runs there uses it") && !says("an earlier run left"),
+        "{said:#?}"
+    );
+    twheel.stop()?;
 
     let history = Directory::new("screens")?;
     let twheel = Twheel::start(host, &["--iface", SERVER, "--history", history.path()])?;
