@@ -38,7 +38,7 @@ impl Help {
         {
             return while_read(|out| print(document, out));
         }
-        let mut command = man::find(&self.about)?;
+        let mut command = man::find(&self.about, &TOPICS.map(|(name, _)| name))?;
         while_read(|out| Ok(write!(out, "{}", command.render_long_help())?))
     }
 }
