@@ -91,15 +91,9 @@ impl Drop for Moved {
 fn unusable_arguments() -> Result<()> {
     let host = host()?;
     for (option, value) in [
-        ("--max-flows", "0"),
-        ("--max-flows", "4294967295"),
         ("--tick", "0s"),
         ("--tick", "2h"),
         ("--tick", "61s"),
-        ("--slots", "0"),
-        ("--slots", "4097"),
-        ("--levels", "0"),
-        ("--levels", "5"),
         ("--timeout", "0s"),
         ("--timeout", "1000days"),
         ("--timeout", "close=0s"),
@@ -110,11 +104,59 @@ fn unusable_arguments() -> Result<()> {
         check_refused(&ended, Kind::Usage, &[option, "give"]).context(value)?;
         host.check_clean(SERVER)?;
     }
+    // These are refused while the arguments are read.
+    for (args, says) in [
+        (&["run", "--max-flows", "0"][..], "give 1 to 67108864"),
+        (&["run", "--max-flows", "1e6"], "give 1 to 67108864"),
+        (&["run", "--max-flows", "-1"], "give 1 to 67108864"),
+        (&["run", "--max-flows", "99999999999"], "give 1 to 67108864"),
+        (&["run", "--slots", "0"], "give 2 to 4096"),
+        (&["run", "--slots", "4097"], "give 2 to 4096"),
+        (&["run", "--slots", "7777777777"], "give 2 to 4096"),
+        (&["run", "--levels", "0"], "give 1 to 4"),
+        (&["run", "--levels", "5"], "give 1 to 4"),
+        (&["run", "--max-retrans", "256"], "give 1 to 255"),
+        (&["run", "--reap-rate", "0"], "give 1 to 1000000"),
+        (&["run", "--enforce-rate", "0"], "give 1 to 1000"),
+        (&["run", "--reap-max-share", "0"], "give 1 to 100"),
+        (
+            &["run", "--log-level", "loud"],
+            "off, error, warn, info, debug, trace",
+        ),
+        (&["run", "--reap", "none,reset"], "`none` stands alone"),
+        (&["run", "--tick", "-5m"], "give a duration with its unit"),
+        (
+            &["policy", "check", "x", "--zone", "70000"],
+            "give 0 to 65535",
+        ),
+        (&["plan", "--flows", "x"], "give 1 to 67108864"),
+        (&["flows", "--limit", "x"], "give a whole number"),
+        (&["expired", "--limit", "abc"], "give a whole number"),
+        (&["talkers", "--limit", "-1"], "give a whole number"),
+        (
+            &["expired", "--since", "-5m"],
+            "give a duration with its unit",
+        ),
+        (
+            &["export", "ipfix", "--to", "a:1", "--message-size", "9"],
+            "give 640 to 65000",
+        ),
+    ] {
+        let args = match args {
+            ["run", options @ ..] => [&["run", "--iface", SERVER], options].concat(),
+            args => args.to_vec(),
+        };
+        let ended = host.twheel_once(&args)?;
+        ensure!(
+            ended.code() == Some(Kind::Usage as i32) && ended.stderr.contains(says),
+            "{args:?}: {says}: {ended:?}"
+        );
+        host.check_clean(SERVER)?;
+    }
     // These messages are clap's.
     for args in [
         &["run", "--iface", SERVER, "--nonsense"][..],
         &["run", "--iface", SERVER, "--tick", "soon"],
-        &["run", "--iface", SERVER, "--max-flows", "-1"],
         &["run", "--iface", SERVER, "--mode", "fast"],
         &["run"],
         &["detach"],
@@ -136,9 +178,26 @@ fn unknown_interface() -> Result<()> {
     let host = host()?;
     let ended = host.twheel_once(&["run", "--iface", "nowhere0"])?;
     check_refused(&ended, Kind::Interface, &["nowhere0", "ip link"])?;
+    ensure!(!ended.stderr.contains("ENODEV"), "{ended:?}");
+    // A name that no interface can have is not waited for.
+    for name in ["", ",", "0123456789abcdef", "a b", "a:0"] {
+        let ended = host.twheel_once(&["run", "--iface", name, "--wait-iface"])?;
+        check_refused(&ended, Kind::Usage, &["--iface", "name"])?;
+    }
+    let ended = host.twheel_once(&["run", "--iface", &format!("{SERVER}, nowhere0")])?;
+    check_refused(&ended, Kind::Interface, &["no interface nowhere0:"])?;
     // If one interface cannot be attached, none is.
     let ended = host.twheel_once(&["run", "--iface", SERVER, "--iface", "nowhere0"])?;
     check_refused(&ended, Kind::Interface, &["nowhere0"])?;
+    host.check_clean(SERVER)
+}
+
+#[test]
+fn a_policy_is_read_before_anything_is_loaded() -> Result<()> {
+    let host = host()?;
+    let ended = host.twheel_once(&["run", "--iface", SERVER, "--policy", "nosuch.toml"])?;
+    check_refused(&ended, Kind::Usage, &["nosuch.toml: cannot be read"])?;
+    ensure!(!ended.stderr.contains("loading"), "{ended:?}");
     host.check_clean(SERVER)
 }
 

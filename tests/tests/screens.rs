@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::Read,
+    io::{Read, Write},
     os::fd::OwnedFd,
     process::{Command, Stdio},
     thread,
@@ -207,8 +207,8 @@ fn proposed(host: &Namespace, words: &[&str]) -> Result<Vec<String>> {
         .output()?;
     let mut bash = host.command("bash")?;
     let calls = r#"
-COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMP_TYPE=9
-_clap_complete_twheel twheel "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+COMP_WORDS=("$@") COMP_LINE="$*" COMP_CWORD=$(($# - 1)) COMP_TYPE=9
+_twheel_complete twheel "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
 printf '%s\n' "${COMPREPLY[@]}""#;
     let script = String::from_utf8(script.stdout)? + calls;
     bash.args(["--norc", "-c", &script, "bash", "twheel"])
@@ -246,7 +246,12 @@ fn shells_know_what_is_there() -> Result<()> {
     check(&["talkers", "--state", "time"], &["time_wait"])?;
     check(&["flows", "--sort", "ex"], &["expires"])?;
     check(&["help", "fil"], &["filter"])?;
+    check(&["help", "policy", "ch"], &["check"])?;
+    check(&["help", "policy", "fil"], &[])?;
     check(&["man", "tal"], &["talkers"])?;
+    check(&["run", "--reap", "reset,s"], &["reset,socket"])?;
+    check(&["run", "--reap", "reset,r"], &[])?;
+    check(&["run", "--exclude", "al"], &[])?;
     check(&["expired", "reason == sup"], &["reason == superseded"])?;
     check(&["flows", "--iface", "serv"], &[])?;
     let args = ["--iface", SERVER, "--policy", policy.path()];
@@ -258,6 +263,71 @@ fn shells_know_what_is_there() -> Result<()> {
     ensure!(proposed(host, &["run", "--netns", namespace])?.contains(&host.name().to_owned()));
     twheel.stop()?;
     host.check_clean(SERVER)
+}
+
+/// What bash makes of these lines, each with a tab at its end.
+fn completed(host: &Namespace, lines: &[&str]) -> Result<Vec<String>> {
+    let pty = openpty(None, None)?;
+    let mut bash = host.command("bash")?;
+    let copy = || -> Result<OwnedFd> { Ok(pty.slave.try_clone()?) };
+    bash.args(["--norc", "-i"]).env("TERM", "dumb");
+    bash.stdin(copy()?).stdout(copy()?).stderr(copy()?);
+    let mut child = bash.spawn()?;
+    drop((bash, pty.slave));
+    let mut terminal = File::from(pty.master);
+    let mut typed = format!("source <({} completions bash)\n", twheel_bin()?.display());
+    for line in lines {
+        // Back to the beginning: the line is printed and not executed.
+        typed += &format!("{line}\t\x01echo GOT \n");
+    }
+    terminal.write_all(format!("{typed}exit\n").as_bytes())?;
+    let reader = thread::spawn(move || {
+        let mut written = Vec::new();
+        // Linux returns an error once no process has the other end open.
+        let _ = terminal.read_to_end(&mut written);
+        written
+    });
+    wait_within(&mut child, Duration::from_secs(60))?;
+    let written = reader.join().ok().context("the reader panicked")?;
+    let written = String::from_utf8(written)?;
+    let lines = written.lines().map(|line| line.trim_end_matches('\r'));
+    let got = lines.filter_map(|line| line.strip_prefix("GOT "));
+    Ok(got.map(str::to_owned).collect())
+}
+
+#[test]
+fn bash_completes_what_is_behind_a_sign_that_cuts_words() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let iface = format!("twheel run --iface={SERVER}");
+    let cases = [
+        ("twheel run --reap=so", "twheel run --reap=socket"),
+        (
+            "twheel run --reap=reset,so",
+            "twheel run --reap=reset,socket",
+        ),
+        (&iface[..iface.len() - 2], &iface),
+        (
+            "twheel run --reap enforce=d",
+            "twheel run --reap enforce=drop",
+        ),
+        (
+            "twheel run --timeout close=3s,estab",
+            "twheel run --timeout close=3s,established=",
+        ),
+        (
+            "twheel run --timeout=close=3s,estab",
+            "twheel run --timeout=close=3s,established=",
+        ),
+        (
+            "twheel flows state == estab",
+            "twheel flows state == established",
+        ),
+        ("twheel help policy ch", "twheel help policy check"),
+    ];
+    let found = completed(&pair.server, &cases.map(|(line, _)| line))?;
+    ensure!(found == cases.map(|(_, whole)| whole), "{found:#?}");
+    Ok(())
 }
 
 #[test]
@@ -275,6 +345,19 @@ fn documents_and_manual_pages_are_in_the_program() -> Result<()> {
             text.iter().any(|line| line.contains(word)),
             "{topic}: {text:#?}"
         );
+        // Without a terminal, the lines are those of a page; only code is longer.
+        let is_long = |line: &&String| line.chars().count() > 100 && !line.starts_with("    ");
+        ensure!(text.iter().find(is_long).is_none(), "{topic}: {text:#?}");
+    }
+    let mut narrow = host.twheel(&["help", "states"])?;
+    let shown = on_terminal(&mut narrow, (80, 24), Duration::from_secs(10))?;
+    ensure!(
+        shown.lines().all(|line| line.chars().count() <= 80),
+        "{shown}"
+    );
+    let heading = shown.lines().find(|line| line.starts_with("state "));
+    for column in ["seen of the flow", "timeout", "conntrack's state"] {
+        ensure!(heading.is_some_and(|it| it.contains(column)), "{shown}");
     }
     let of_command = lines(&host, &["help", "policy", "check"])?;
     let options = lines(&host, &["policy", "check", "--help"])?;
@@ -282,7 +365,7 @@ fn documents_and_manual_pages_are_in_the_program() -> Result<()> {
     let page = lines(&host, &["man", "policy", "check"])?;
     ensure!(
         page.iter()
-            .any(|line| line.starts_with(".TH twheel-policy-check")),
+            .any(|line| line.starts_with(".TH twheel-policy-check") && line.contains("\"twheel 0.")),
         "{page:#?}"
     );
     let mut command = host.twheel(&["man", "run"])?;
@@ -302,6 +385,11 @@ fn documents_and_manual_pages_are_in_the_program() -> Result<()> {
             "{ended:?}"
         );
     }
+    let ended = host.twheel_once(&["help", "nonsense"])?;
+    ensure!(
+        ended.stderr.contains(", filter, events, states"),
+        "{ended:?}"
+    );
     Ok(())
 }
 
@@ -354,13 +442,60 @@ fn refusals_say_what_to_give() -> Result<()> {
         "give a size",
     )?;
 
-    for option in [&["--dry-run"][..], &["--protect", "dport == 22"]] {
-        let args = [&["--iface", SERVER][..], option].concat();
-        let twheel = Twheel::start(host, &args)?;
-        let says = format!("{} without --reap: nothing is reaped", option[0]);
-        ensure!(twheel.stderr().contains(&says), "{}", twheel.stderr());
-        twheel.stop()?;
+    refused(
+        &with(&["--timeout", "close=1h,close=2h"])?,
+        2,
+        "close is given twice",
+    )?;
+    refused(
+        &with(&["--reap", "enforce=reset"])?,
+        2,
+        "--reap enforce=reset refuses packets",
+    )?;
+
+    let idle = "--dry-run --protect udp --reap-rate 9 --reap-max-share 5 --rto-min 1s --rto-max 9s \
+                --max-retrans 2 --i-know-this-drops-traffic --enforce-rate 7";
+    let idle = idle.replace("udp", "dport==22");
+    let args: Vec<_> = ["--iface", SERVER]
+        .into_iter()
+        .chain(idle.split(' '))
+        .collect();
+    let twheel = Twheel::start(host, &args)?;
+    for says in [
+        "--dry-run without --reap: nothing is reaped",
+        "--protect without --reap: nothing is reaped",
+        "--reap-rate without --reap: nothing is reaped",
+        "--reap-max-share without --reap: nothing is reaped",
+        "--i-know-this-drops-traffic without --reap enforce: nothing is dropped",
+        "--enforce-rate without --reap enforce=reset: it sends no RST",
+        "--rto-min without --rto on",
+        "--rto-max without --rto on",
+        "--max-retrans without --rto on",
+    ] {
+        ensure!(
+            twheel.stderr().contains(says),
+            "{says}: {}",
+            twheel.stderr()
+        );
     }
+    twheel.stop()?;
+    let args = ["--iface", SERVER, "--reap", "socket", "--reap-rate", "9"];
+    let twheel = Twheel::start(host, &args)?;
+    ensure!(!twheel.stderr().contains("without"), "{}", twheel.stderr());
+    refused(
+        &host.twheel_once(&["flows", "dport in {1,2"])?,
+        2,
+        "column 14: the set ends with `}`: add it",
+    )?;
+    // What is attached is the running twheel's, and no earlier run left it.
+    let ended = host.twheel_once(&["doctor", "--iface", SERVER])?;
+    let said: Vec<_> = ended.lines.iter().map(|it| &it.text).collect();
+    let says = |what: &str| said.iter().any(|line| line.contains(what));
+    ensure!(
+        says("the twheel that runs there uses it") && !says("an earlier run left"),
+        "{said:#?}"
+    );
+    twheel.stop()?;
 
     let history = Directory::new("screens")?;
     let twheel = Twheel::start(host, &["--iface", SERVER, "--history", history.path()])?;

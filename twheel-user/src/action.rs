@@ -77,6 +77,12 @@ impl Actions {
             return Ok(Self::default());
         }
         let action = |name: &str| {
+            if name == "none" {
+                return Err("`none` stands alone: give `none`, or the actions".to_owned());
+            }
+            if name.is_empty() {
+                return Err("an action is empty: remove the extra comma".to_owned());
+            }
             Action::from_name(name).ok_or_else(|| {
                 let names = Action::ALL.map(Action::name).join(", ");
                 format!("unknown action `{name}`: give `none`, or some of {names}")
@@ -242,6 +248,13 @@ mod tests {
             "enforce,enforce=reset",
         ] {
             Actions::parse(list).unwrap_err();
+        }
+        for (list, says) in [
+            ("none,reset", "stands alone"),
+            ("reset,,socket", "extra comma"),
+        ] {
+            let error = Actions::parse(list).unwrap_err();
+            assert!(error.contains(says), "{list}: {error}");
         }
     }
 }

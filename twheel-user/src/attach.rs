@@ -11,7 +11,7 @@ use aya::programs::{
     xdp::XdpLink,
 };
 use aya::sys::SyscallError;
-use nix::net::if_::if_nametoindex;
+use nix::{errno::Errno, net::if_::if_nametoindex};
 
 use crate::{
     bpf, clsact,
@@ -91,8 +91,12 @@ pub fn check_interface(interface: &str) -> Result<Interface> {
         Failure::new(
             Kind::Interface,
             format!(
-                "there is no interface {interface} ({error}): `ip link` lists those that exist; \
-                 `twheel run --wait-iface` waits for one"
+                "there is no interface {interface}{}: `ip link` lists those that exist; `twheel \
+                 run --wait-iface` waits for one",
+                match error {
+                    Errno::ENODEV => String::new(),
+                    error => format!(" ({error})"),
+                }
             ),
         )
     })?;

@@ -29,6 +29,7 @@ use crate::{
     flows::Flow,
     history::{Directory, Writer},
     inspect::Reader,
+    output::several,
     pins::Pins,
     progress, reap,
     ring::Batches,
@@ -52,7 +53,7 @@ pub struct Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} flows deleted", self.done)?;
+        write!(f, "{} deleted", several(self.done, "flow"))?;
         match self.changed {
             0 => Ok(()),
             changed => write!(f, ", {changed} not: they had a packet or ended meanwhile"),
@@ -312,10 +313,10 @@ impl<C: Fn(&Flow, u32) -> bool> Deletion<'_, C> {
                 return Err(Failure::new(
                     Kind::Other,
                     format!(
-                        "{} flows deleted, the others not: the ring of events is full, and nobody \
+                        "{} deleted, the others not: the ring of events is full, and nobody \
                          reads it: start `twheel run` on the interface, or remove the instance \
                          with `twheel detach`",
-                        tally.done
+                        several(tally.done, "flow")
                     ),
                 )
                 .into());

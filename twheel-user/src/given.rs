@@ -1,6 +1,6 @@
-//! Durations and sizes as users give them.
+//! Durations, sizes and numbers as users give them.
 
-use std::time::Duration;
+use std::{fmt::Display, ops::RangeInclusive, time::Duration};
 
 use bytesize::ByteSize;
 
@@ -22,6 +22,33 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 pub fn size(text: &str) -> Result<ByteSize, String> {
     text.parse()
         .map_err(|_| "give a size, such as 500MB or 2GiB".to_owned())
+}
+
+/// Reads a whole number in these bounds.
+///
+/// # Errors
+///
+/// What to give instead.
+pub fn number<T>(allowed: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone
+where
+    T: TryFrom<u64> + PartialOrd + Clone + Display,
+    u64: From<T>,
+{
+    move |text| {
+        let number = text.parse().ok().and_then(|it: u64| T::try_from(it).ok());
+        let number = number.filter(|it| allowed.contains(it));
+        number.ok_or_else(|| format!("give {} to {}", allowed.start(), allowed.end()))
+    }
+}
+
+/// Reads a number of lines, of flows or of another thing that there may be any number of.
+///
+/// # Errors
+///
+/// What to give instead.
+pub fn count(text: &str) -> Result<usize, String> {
+    let wrong = |_| "give a whole number, such as 20".to_owned();
+    text.parse().map_err(wrong)
 }
 
 /// Writes a duration as a user may have given it, in the largest unit that it is a multiple of:
@@ -66,5 +93,13 @@ mod tests {
             assert!(size(text).unwrap_err().contains("2GiB"), "{text}");
         }
         assert_eq!(size("1KiB").unwrap().as_u64(), 1024);
+        for text in ["0", "9", "1e1", "x", "", "-1", "99999999999999999999"] {
+            assert_eq!(number(1..=8u8)(text).unwrap_err(), "give 1 to 8", "{text}");
+        }
+        assert_eq!([number(1..=8u32)("1"), number(1..=8)("8")], [Ok(1), Ok(8)]);
+        for text in ["x", "", "-1", "1e3"] {
+            assert!(count(text).unwrap_err().contains("such as 20"), "{text}");
+        }
+        assert_eq!(count("0"), Ok(0));
     }
 }

@@ -103,6 +103,21 @@ impl Reader {
         &self.pins
     }
 
+    /// The interfaces that it is attached to, in the order in which the run was given them, or found
+    /// them.
+    ///
+    /// # Errors
+    ///
+    /// The pins cannot be listed.
+    pub fn interfaces(&self) -> Result<Vec<String>> {
+        let mut names = self.pins.interfaces()?;
+        names.sort_by_cached_key(|name| {
+            let place = self.labels.iter().position(|it| it == name);
+            (place.unwrap_or(usize::MAX), name.clone())
+        });
+        Ok(names)
+    }
+
     /// Its name and its host's.
     pub fn identity(&self) -> &Identity {
         &self.identity

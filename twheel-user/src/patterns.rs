@@ -105,7 +105,7 @@ fn literal(pattern: &str) -> &str {
     pattern.split(['*', '?', '[']).next().unwrap_or_default()
 }
 
-/// Splits lists at commas, except at those in brackets; each part once.
+/// Splits lists at commas, except at those in brackets; each part once, without the blanks around it.
 fn split(texts: &[String]) -> Vec<&str> {
     let mut parts: Vec<&str> = Vec::new();
     for text in texts {
@@ -118,7 +118,7 @@ fn split(texts: &[String]) -> Vec<&str> {
             };
             it == ',' && !in_brackets
         });
-        for piece in pieces {
+        for piece in pieces.map(str::trim) {
             if !parts.contains(&piece) {
                 parts.push(piece);
             }
@@ -131,14 +131,13 @@ fn split(texts: &[String]) -> Vec<&str> {
 ///
 /// # Errors
 ///
-/// [`Kind::Usage`]: an invalid pattern, or a list with nothing between two commas.
+/// [`Kind::Usage`]: an invalid pattern, or an empty name.
 pub fn parse(option: &str, texts: &[String]) -> Result<Vec<Asked>> {
     let refused = |why: String| Failure::new(Kind::Usage, format!("{option} {why}"));
     let parts = split(texts);
-    let is_list = parts.len() > 1;
-    let parse = |part: &&str| match part.is_empty() && is_list {
+    let parse = |part: &&str| match part.is_empty() {
         true => Err(refused(
-            "has an empty name in its list: remove the extra comma".to_owned(),
+            "has an empty name: give a name, or remove the extra comma".to_owned(),
         )),
         false => Asked::parse(part).map_err(refused),
     };
@@ -166,6 +165,9 @@ impl Selection {
             excluded: parse("--exclude", exclude)?,
             is_everywhere: false,
         };
+        for name in new.names() {
+            check_name(name)?;
+        }
         if let Some(excluded) = new.excluded.iter().find(|it| it.text().contains('/')) {
             let message = format!(
                 "--exclude {}: no interface has such a name: give it without its network namespace",
@@ -260,6 +262,24 @@ impl Selection {
     }
 }
 
+/// Fails if no interface can have this name: waiting for one would never end. A slash stands between
+/// a network namespace and its interface.
+fn check_name(name: &str) -> Result<()> {
+    /// The kernel's longest name (`IFNAMSIZ`, without the zero at its end).
+    const LONGEST: usize = 15;
+    let why = if name.contains('/') {
+        return Ok(());
+    } else if name.len() > LONGEST {
+        format!("the name of an interface has at most {LONGEST} characters")
+    } else if name.contains(|it: char| it.is_whitespace() || it == ':') {
+        "the name of an interface has no blanks and no colons".to_owned()
+    } else {
+        return Ok(());
+    };
+    let message = format!("--iface {}: {why}", name.escape_debug());
+    Err(Failure::new(Kind::Usage, message).into())
+}
+
 fn any() -> Pattern {
     Pattern::new("*").unwrap_or_default()
 }
@@ -307,7 +327,7 @@ mod tests {
 
     #[test]
     fn lists_and_patterns_are_merged() {
-        let merged = selection(&["a,b", "b", "c[x,y]*", "d"], &["c?9"]).unwrap();
+        let merged = selection(&["a, b", " b", "c[x,y]*", "d "], &["c?9"]).unwrap();
         assert_eq!(merged.texts(), ["a", "b", "c[x,y]*", "d"]);
         assert_eq!(merged.names().collect::<Vec<_>>(), ["a", "b", "d"]);
         assert!(merged.has_pattern() && merged.count() > 4);
@@ -321,11 +341,16 @@ mod tests {
             (&["a,b*"], &["b*"]),
             (&["all"], &["*"]),
             (&["all"], &["["]),
+            (&[""], &[]),
+            (&[","], &[]),
+            (&["a"], &[" "]),
+            (&["0123456789abcdef"], &[]),
+            (&["a b"], &[]),
+            (&["a:0"], &[]),
         ] {
             assert!(selection(interfaces, exclude).is_err(), "{interfaces:?}");
         }
-        // An empty text is one name, which no interface has.
-        assert!(selection(&[""], &[]).is_ok());
+        assert!(selection(&["0123456789abcde"], &[]).is_ok());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a user may ask `twheel run` for, checked, and converted to the units of the data plane.
 
-use std::time::Duration;
+use std::{ops::RangeInclusive, time::Duration};
 
 use anyhow::Result;
 use twheel_common::{
@@ -22,6 +22,8 @@ use crate::{
 /// The most flows that a table may be made for: what the kernel can number, and what fits the
 /// memory of a large host.
 pub const MAX_FLOWS: u32 = 1 << 26;
+/// How many slots a level of a wheel may have.
+pub const SLOTS: RangeInclusive<u32> = 1 << MIN_BITS..=1 << MAX_BITS;
 /// Stamps are 32 bits wide and compared by their distance. With timeouts up to a quarter of the
 /// circle, userspace may stall for up to another quarter.
 const MAX_TIMEOUT_UNITS: u64 = 1 << 30;
@@ -228,14 +230,18 @@ fn active_timeout(timeout: Duration, tick: Duration, clock: Clock) -> Result<u32
 
 /// The longest timeout that the clock can measure, in whole days.
 pub fn longest_timeout(clock: Clock) -> Duration {
+    whole_days(clock.duration(MAX_TIMEOUT_UNITS - 1))
+}
+
+/// Rounded down to days.
+fn whole_days(duration: Duration) -> Duration {
     const DAY: u64 = 86_400;
-    Duration::from_secs(clock.duration(MAX_TIMEOUT_UNITS - 1).as_secs() / DAY * DAY)
+    Duration::from_secs(duration.as_secs() / DAY * DAY)
 }
 
 impl Settings {
     /// The shape of a wheel that must distinguish timers due up to `reach` ticks ahead.
     fn geometry(&self, clock: Clock, tick: u32, reach: u64) -> Result<Geometry> {
-        const SLOTS: std::ops::RangeInclusive<u32> = 1 << MIN_BITS..=1 << MAX_BITS;
         if let Some(slots) = self.slots
             && !SLOTS.contains(&slots)
         {
@@ -270,13 +276,13 @@ impl Settings {
                 if levels > most {
                     let reach = Geometry::hierarchical(levels - 1, bits).range();
                     return usage(format!(
-                        "--levels {levels}: {} levels of {} slots of {} already reach {} days \
-                         ahead, and the clock only {}: give 1 to {most}",
+                        "--levels {levels}: {} levels of {} slots of {} already reach {} ahead, \
+                         and the clock only {}: give 1 to {most}",
                         levels - 1,
                         1 << bits,
                         written(clock.duration(tick.into())),
-                        clock.duration(reach * u64::from(tick)).as_secs() / 86_400,
-                        clock.duration(MAX_TIMEOUT_UNITS).as_secs() / 86_400,
+                        written(whole_days(clock.duration(reach * u64::from(tick)))),
+                        written(whole_days(clock.duration(MAX_TIMEOUT_UNITS))),
                     ));
                 }
                 Geometry::hierarchical(levels, bits)
@@ -440,7 +446,7 @@ mod tests {
                 },
             ),
             (
-                "--timeout syn_sent=0s:",
+                "--timeout 0s:",
                 Settings {
                     timeouts: Timeouts::new(zero, zero),
                     ..wanted()
@@ -497,8 +503,8 @@ mod tests {
                 },
             ),
             (
-                "--levels 4: 3 levels of 4096 slots of 100ms already reach 79517 days ahead, and \
-                 the clock only 12: give 1 to 2",
+                "--levels 4: 3 levels of 4096 slots of 100ms already reach 79517d ahead, and \
+                 the clock only 12d: give 1 to 2",
                 Settings {
                     levels: Some(4),
                     slots: Some(4096),
@@ -514,7 +520,7 @@ mod tests {
                 },
             ),
             (
-                "--timeout close=99ms: give 100ms (the tick) to 12 days",
+                "--timeout close=99ms: give 100ms (the tick) to 12d",
                 Settings {
                     timeouts: timeouts("close=99ms"),
                     ..wanted()

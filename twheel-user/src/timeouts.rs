@@ -8,7 +8,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow};
-use humantime::format_duration;
 use twheel_common::{
     policy::{TIMEOUTS as COUNT, TimeoutName},
     rule::{self, Rule},
@@ -105,12 +104,13 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// One timeout for all flows that are not over, and one for those that both sides have closed.
+    /// One timeout for all flows that are not over, and one for those that both sides have closed. If
+    /// they are the same, a refusal names no state.
     pub fn new(idle: Duration, closed: Duration) -> Self {
         let mut timeouts = Self {
             of: [idle; COUNT],
             unreplied: true,
-            limit: None,
+            limit: (idle == closed).then_some(idle),
         };
         for state in [State::LastAck, State::TimeWait, State::Close] {
             timeouts.of[state as usize] = closed;
@@ -120,14 +120,27 @@ impl Timeouts {
 
     /// Reads `--timeout`: a list whose items are `NAME=DURATION`; a plain duration, which
     /// `established` gets and no timeout exceeds; or `inherit`, which stands for this host's
-    /// conntrack timeouts. Later items win.
+    /// conntrack timeouts. Later items win over earlier ones of another kind.
     ///
     /// # Errors
     ///
-    /// [`Kind::Usage`]; [`Kind::Unsupported`] if there is nothing to inherit.
+    /// [`Kind::Usage`]: an item cannot be read, or sets what an earlier one has set;
+    /// [`Kind::Unsupported`] if there is nothing to inherit.
     pub fn parse(list: &str) -> Result<Self> {
         let mut timeouts = Self::default();
+        let mut given = Vec::new();
         for item in list.split(',').map(str::trim) {
+            let what = match item.split_once('=') {
+                Some((name, _)) => name.trim(),
+                None if item == "inherit" => item,
+                None => "a duration for all states",
+            };
+            if given.contains(&what) {
+                return Err(usage(format!(
+                    "--timeout {list}: {what} is given twice: give it once"
+                )));
+            }
+            given.push(what);
             match item.split_once('=') {
                 Some((name, value)) => {
                     let value = duration(value.trim(), item)?;
@@ -201,10 +214,10 @@ impl Timeouts {
                     false => format!("{name}="),
                 };
                 return Err(usage(format!(
-                    "--timeout {of}{}: give {} (the tick) to {} days",
+                    "--timeout {of}{}: give {} (the tick) to {}",
                     written(timeout),
                     written(least),
-                    most.as_secs() / 86_400,
+                    written(most),
                 )));
             }
             *units = clock.timeout(timeout) as u32;
@@ -225,9 +238,7 @@ impl fmt::Display for Timeouts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, (name, timeout)) in NAMES.iter().zip(self.of).enumerate() {
             let comma = if number > 0 { "," } else { "" };
-            // Without blanks, so that the user can pass it again.
-            let timeout = format_duration(timeout).to_string().replace(' ', "");
-            write!(f, "{comma}{name}={timeout}")?;
+            write!(f, "{comma}{name}={}", written(timeout))?;
         }
         Ok(())
     }
@@ -281,6 +292,18 @@ mod tests {
             ("close=", "--timeout close=: give a duration with its unit"),
             ("closed=2s", "--timeout closed: unknown name"),
             ("", "--timeout :"),
+            (
+                "close=1h,established=1h, close =2h",
+                "--timeout close=1h,established=1h, close =2h: close is given twice",
+            ),
+            (
+                "5m,10m",
+                "--timeout 5m,10m: a duration for all states is given twice",
+            ),
+            (
+                "inherit,inherit",
+                "--timeout inherit,inherit: inherit is given twice",
+            ),
         ] {
             let error = Timeouts::parse(list).unwrap_err();
             assert!(error.to_string().starts_with(says), "{error}");

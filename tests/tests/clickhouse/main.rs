@@ -213,7 +213,10 @@ fn an_export_says_what_is_wrong_with_the_server_and_goes_on_when_it_is_right() -
 
     // Arguments that cannot be used.
     for (args, says) in [
-        (&["--url", "localhost"][..], "is no address of ClickHouse"),
+        (
+            &["--url", "localhost"][..],
+            "is not the address of a ClickHouse server",
+        ),
         (&["--url", "http://u:p@a:1"], "--password-file"),
         (&["--url", "http://a:99999"], "from 1 to 65535"),
         (&["--database", ""], "--database is empty"),

@@ -89,7 +89,7 @@ fn bars_are_for_terminals() -> Result<()> {
                 &["policy", "load", &policy_path, "--iface", SERVER][..],
                 ": in force; ",
             ),
-            (&["flush", "--iface", SERVER], "flows deleted"),
+            (&["flush", "--iface", SERVER], " deleted"),
         ] {
             // A bar appears with the first flow.
             let _connection = pair.connect(Family::V4)?;

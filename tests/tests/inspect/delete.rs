@@ -32,12 +32,12 @@ fn a_flow_that_has_packets_is_not_deleted() -> Result<()> {
     let filter = format!("sport == {port} and src == {}", idle[0].name.ip());
     let ended = pair.server.twheel_once(&["delete", &filter, "--dry-run"])?;
     assert!(
-        ended.stderr.contains("1 flows would be deleted"),
+        ended.stderr.contains("1 flow would be deleted"),
         "{}",
         ended.stderr
     );
     let ended = pair.server.twheel_once(&["delete", &filter])?;
-    assert!(ended.stderr.contains("1 flows deleted"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("1 flow deleted"), "{}", ended.stderr);
     // All flows are chosen again and again.
     let mut deleted = 0;
     let mut stayed = 0;

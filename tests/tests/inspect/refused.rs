@@ -57,7 +57,7 @@ fn unusable_requests_are_refused_in_a_sentence() -> Result<()> {
     refused(&once(&["flows", "--sort", "colour"])?, 2, "possible values");
     for interval in ["0s", "99ms", "2days", "500000000000years"] {
         let watch = ["stats", "--watch", "--interval", interval];
-        refused(&once(&watch)?, 2, "100ms to 1day");
+        refused(&once(&watch)?, 2, "100ms to 1d");
     }
     // A pattern, and then a name.
     for (name, code) in [("e\x1b[31mX", 2), ("e\x1bX", 5)] {

@@ -125,10 +125,7 @@ fn the_page_shows_what_the_commands_say() -> Result<()> {
     let carried = rows(&shown, "carried");
     assert_eq!((carried.len(), &*carried[0][0]), (1, SERVER));
     ensure!(carried[0][1].ends_with("bit/s"), "{carried:?}");
-    assert_eq!(
-        said(&shown, "reaper"),
-        "It has done nothing: nothing was asked of it."
-    );
+    assert_eq!(said(&shown, "reaper"), "No action was requested.");
 
     // All flows are due within their timeout, and on the wheels.
     let due: Vec<u64> = between(&shown, "data-flows=\"", "\"")

@@ -122,7 +122,6 @@ fn ends_are_searched_by_filters() -> Result<()> {
         ("", 7, 7),
         ("?limit=2", 7, 2),
         ("?limit=0", 7, 0),
-        ("?limit=x", 7, 7),
         ("?filter=reason%20%3D%3D%20reset", 3, 3),
         (
             "?filter=reason+%3D%3D+idle+and+src+%3D%3D+10.77.0.1&limit=1",
@@ -143,6 +142,8 @@ fn ends_are_searched_by_filters() -> Result<()> {
     }
     for (query, says) in [
         ("?filter=bytes+%3E+1", "is not counted: start twheel with"),
+        ("?limit=x", "limit=x: give a whole number"),
+        ("?since=foo", "there is no parameter since: give filter="),
         ("?filter=x", "filter, column 1: "),
         ("?filter=%FF", "filter, column 1: "),
         (
@@ -154,6 +155,11 @@ fn ends_are_searched_by_filters() -> Result<()> {
         assert_eq!(reply.code, 400, "{query}: {}", reply.body);
         ensure!(reply.body.contains(says), "{query}: {}", reply.body);
         assert_eq!(reply.headers["content-type"], "text/plain; charset=utf-8");
+    }
+    for query in ["?since=foo", "?since=-1", "?limit=1", "?since=1&since=2"] {
+        let reply = watched.get(&format!("/api/history{query}"))?;
+        assert_eq!(reply.code, 400, "{query}: {}", reply.body);
+        ensure!(reply.body.contains("since=N"), "{query}: {}", reply.body);
     }
     Ok(())
 }

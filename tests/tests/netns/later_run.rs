@@ -28,7 +28,7 @@ fn a_run_that_was_killed_is_replaced_in_place() -> Result<()> {
     ensure!(between > before, "{between} packets");
     let twheel = lab.watch(&["--timeout", "1h"])?;
     // Reported after the last interface is attached.
-    twheel.await_stderr("adopted 1 flows")?;
+    twheel.await_stderr("adopted 1 flow")?;
     let said = twheel.stderr();
     for pod in 0..2 {
         let wanted = format!("{}: attached, adopted XDP", lab.label(pod));

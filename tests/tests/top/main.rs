@@ -146,8 +146,11 @@ fn what_cannot_be_shown_is_refused() -> Result<()> {
     for (args, text) in [
         ("state", "filter, column 6: expected a comparison"),
         ("bytes", "column 1: bytes"),
-        ("--interval 1ms", "100ms to 1day"),
-        ("--sort rate", "--sort rate: this is not known of the flows"),
+        ("--interval 1ms", "100ms to 1d"),
+        (
+            "--sort rate",
+            "--sort rate: it is not counted: start twheel with",
+        ),
         ("--sort rtt", "start `twheel run` with --rto on"),
     ] {
         let said = terminal.shell(&format!("{top} {args}; echo code $?"))?;

@@ -41,15 +41,25 @@ fn word(words: impl Fn() -> Vec<Candidate> + Send + Sync + 'static) -> ArgValueC
     })
 }
 
-/// Words with commas between them.
-fn list(words: impl Fn() -> Vec<Candidate> + Send + Sync + 'static) -> ArgValueCompleter {
+/// Words with commas between them, each once. `alone`: those that no other may precede.
+fn list(
+    alone: &'static [&'static str],
+    words: impl Fn() -> Vec<Candidate> + Send + Sync + 'static,
+) -> ArgValueCompleter {
     ArgValueCompleter::new(move |current: &OsStr| {
         let current = current.to_string_lossy();
         let (before, last) = match current.rfind(',') {
             Some(comma) => current.split_at(comma + 1),
             None => ("", &*current),
         };
-        let proposed = beginning_with(last, words()).into_iter();
+        // Of `close=3s`, what is before the sign; of the actions that refuse packets, one suffices.
+        let name = |word: &str| word.split('=').next().unwrap_or_default().to_owned();
+        let given: Vec<_> = before.split_terminator(',').map(name).collect();
+        let is_left = |it: &Candidate| {
+            let word = it.get_value().to_string_lossy();
+            given.is_empty() || !(alone.contains(&&*word) || given.contains(&name(&word)))
+        };
+        let proposed = beginning_with(last, words()).into_iter().filter(is_left);
         proposed.map(|it| it.add_prefix(before)).collect()
     })
 }
@@ -63,23 +73,40 @@ fn candidates<T: Into<std::ffi::OsString>>(words: impl IntoIterator<Item = T>) -
     words.into_iter().map(Candidate::new).collect()
 }
 
-/// The commands of twheel.
-fn command_names() -> Vec<Candidate> {
-    let command = Cli::command();
+/// The commands below the one that these words of a command line name.
+fn command_names(above: &[String]) -> Vec<Candidate> {
+    let mut command = &Cli::command();
+    for name in above {
+        match command.find_subcommand(name) {
+            Some(below) => command = below,
+            None => return Vec::new(),
+        }
+    }
     let commands = command.get_subcommands();
     candidates(commands.map(|it| it.get_name().to_owned()))
 }
 
-/// A command of twheel.
-pub(super) fn commands() -> ArgValueCompleter {
-    word(command_names)
+/// The words after `help` or `man`, and before the one that is completed.
+fn commands_before() -> Vec<String> {
+    let words = words_before().into_iter();
+    let mut after = words.skip_while(|word| !["help", "man"].contains(&word.as_str()));
+    after.next();
+    after.collect()
 }
 
-/// A command of twheel, or one of these topics.
+/// A command of twheel, or one below the command that was named before.
+pub(super) fn commands() -> ArgValueCompleter {
+    word(|| command_names(&commands_before()))
+}
+
+/// The same, or one of these topics.
 pub(super) fn commands_or(topics: &'static [&'static str]) -> ArgValueCompleter {
     word(move || {
-        let mut names = command_names();
-        names.extend(candidates(topics.iter().copied()));
+        let above = commands_before();
+        let mut names = command_names(&above);
+        if above.is_empty() {
+            names.extend(candidates(topics.iter().copied()));
+        }
         names.sort();
         names.dedup();
         names
@@ -98,9 +125,14 @@ pub(super) fn interface() -> ArgValueCompleter {
     word(interface_names)
 }
 
+/// A list of interfaces of this network namespace.
+pub(super) fn excluded() -> ArgValueCompleter {
+    list(&[], interface_names)
+}
+
 /// A list of interfaces of this network namespace, or all of them.
 pub(super) fn interfaces() -> ArgValueCompleter {
-    list(|| {
+    list(&[patterns::ALL], || {
         let mut all = interface_names();
         all.push(Candidate::new(patterns::ALL).help(Some("all except lo".into())));
         all
@@ -131,7 +163,7 @@ pub(super) fn instance() -> ArgValueCompleter {
 
 /// A list of interfaces that select instances.
 pub(super) fn instances() -> ArgValueCompleter {
-    list(|| candidates(instance_names()))
+    list(&[], || candidates(instance_names()))
 }
 
 /// An interface that selects an instance; or, where the history is read, one in the default
@@ -155,7 +187,7 @@ pub(super) fn selected() -> ArgValueCompleter {
 
 /// Network namespaces.
 pub(super) fn namespaces() -> ArgValueCompleter {
-    list(|| {
+    list(&[patterns::ALL], || {
         let mut names = candidates(netns::names().unwrap_or_default());
         names.push(Candidate::new(patterns::ALL));
         names
@@ -178,7 +210,7 @@ pub(super) fn group() -> ArgValueCompleter {
 
 /// Actions on expired flows.
 pub(super) fn actions() -> ArgValueCompleter {
-    list(|| {
+    list(&["none"], || {
         let mut names = vec![Candidate::new("none")];
         names.extend(Action::ALL.map(|action| Candidate::new(action.name())));
         names
@@ -187,7 +219,7 @@ pub(super) fn actions() -> ArgValueCompleter {
 
 /// Timeouts by state.
 pub(super) fn timeouts() -> ArgValueCompleter {
-    list(|| {
+    list(&["inherit"], || {
         let mut names = vec![Candidate::new("inherit")];
         names.extend(timeouts::NAMES.map(|name| Candidate::new(format!("{name}="))));
         names
@@ -440,7 +472,24 @@ mod tests {
             Vec::<String>::new()
         );
         assert!(words(&interface(), "l").contains(&"lo".to_owned()));
-        assert_eq!(words(&interfaces(), "lo,al"), ["lo,all"]);
+        assert_eq!(words(&interfaces(), "al"), ["all"]);
+        assert_eq!(words(&interfaces(), "lo,al"), Vec::<String>::new());
+        assert_eq!(words(&excluded(), "al"), Vec::<String>::new());
+        // What is in the list, and what excludes it, is not proposed again.
+        assert_eq!(
+            words(&actions(), "reset,enforce=drop,"),
+            ["reset,enforce=drop,socket", "reset,enforce=drop,conntrack"]
+        );
+        let timeouts = words(&timeouts(), "close=3s,");
+        assert!(timeouts.contains(&"close=3s,close_wait=".to_owned()));
+        assert!(
+            !timeouts
+                .iter()
+                .any(|it| it == "close=3s,close=" || it == "close=3s,inherit")
+        );
+        let below = |above: &str| command_names(&[above.to_owned()]);
+        assert_eq!(below("policy"), candidates(["check", "load"]));
+        assert_eq!(below("run"), []);
         assert!(words(&group(), "roo").contains(&"root".to_owned()));
     }
 }

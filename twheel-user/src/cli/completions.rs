@@ -66,6 +66,50 @@ impl Shell {
         };
         let mut script = Vec::new();
         shell.write_registration(VARIABLE, "twheel", "twheel", &program, &mut script)?;
-        Ok(script)
+        match self {
+            Self::Bash => Ok(whole_words(&String::from_utf8_lossy(&script)).into_bytes()),
+            _ => Ok(script),
+        }
     }
+}
+
+/// The function that the script for bash calls, without the one of [`JOINING`].
+const INNER: &str = "_clap_complete_twheel";
+
+/// Joins the parts of words. bash cuts a word at `=` and `:`, and replaces the part that the cursor
+/// is in, so what is before that part is taken off again. Which parts belong together, the line tells.
+const JOINING: &str = r#"
+_twheel_complete() {
+    local rest=$COMP_LINE words=() index=0 start='' at part blanks
+    for at in "${!COMP_WORDS[@]}"; do
+        part=${COMP_WORDS[at]}
+        blanks=${rest%%[![:blank:]]*}
+        rest=${rest#"$blanks"}
+        if [[ -n $blanks || $at == 0 || $rest != "$part"* ]]; then
+            words+=("")
+            index=$((${#words[@]} - 1))
+        fi
+        if ((at < COMP_CWORD)); then
+            words[index]+=$part
+        elif ((at == COMP_CWORD)); then
+            # Behind the sign, bash replaces nothing.
+            if [[ $part != *[!=:]* && -n $part ]]; then
+                words[index]+=$part
+            fi
+            start=${words[index]}
+            words[index]+=$2
+            break
+        fi
+        rest=${rest#"$part"}
+    done
+    local COMP_WORDS=("${words[@]}") COMP_CWORD=$index
+    INNER "$1" "${words[index]}" "$3"
+    COMPREPLY=("${COMPREPLY[@]#"$start"}")
+}
+"#;
+
+/// The script for bash, so that it calls [`JOINING`].
+fn whole_words(script: &str) -> String {
+    let called = format!("-F {INNER} ");
+    script.replace(&called, "-F _twheel_complete ") + &JOINING.replace("INNER", INNER)
 }

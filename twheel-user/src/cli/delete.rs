@@ -6,7 +6,10 @@ use serde_json::json;
 use twheel_common::event::Reason;
 
 use super::select::{Deleting, Select, Which};
-use crate::failure::{Failure, Kind};
+use crate::{
+    failure::{Failure, Kind},
+    output::several,
+};
 
 /// Delete the flows that a filter matches
 ///
@@ -49,7 +52,7 @@ impl Delete {
             let now = reader.now()?;
             let flows = reader.table().iter().filter(|flow| chosen(flow, now));
             let count = flows.count();
-            let text = format!("{count} flows would be deleted");
+            let text = format!("{} would be deleted", several(count as u64, "flow"));
             return self.deleting.say(&json!({ "would_delete": count }), &text);
         }
         self.deleting.delete(&reader, chosen, Reason::Deleted)

@@ -37,7 +37,7 @@ pub struct Doctor {
     #[arg(long = "iface", value_name = "NAME", add = complete::interfaces())]
     interfaces: Vec<String>,
     /// Exclude these from the interfaces that --iface patterns match: a name, pattern or list
-    #[arg(long, value_name = "NAME", add = complete::interfaces())]
+    #[arg(long, value_name = "NAME", add = complete::excluded())]
     exclude: Vec<String>,
     /// Options of `twheel run`: what would be loaded
     #[command(flatten)]

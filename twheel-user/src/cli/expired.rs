@@ -36,10 +36,10 @@ pub struct Expired {
     #[command(flatten)]
     select: Select,
     /// Show only flows that ended within this time
-    #[arg(long, value_name = "DURATION", value_parser = given::duration)]
+    #[arg(long, value_name = "DURATION", value_parser = given::duration, allow_hyphen_values = true)]
     since: Option<Duration>,
     /// Show only the last N
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = given::count, allow_hyphen_values = true)]
     limit: Option<usize>,
     /// Kinds of events to show, a list of `begin`, `update`, `end`, `rto`, `reap` and `run`. With a filter, only `end` and `reap` are shown
     #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "end", add = complete::kinds())]

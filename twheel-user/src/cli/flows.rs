@@ -13,6 +13,7 @@ use super::{
 use crate::{
     failure::{Failure, Kind},
     filter::{Field, Filter, Knowable},
+    given,
     inspect::Reader,
     model::Tracked,
     output::{json, table},
@@ -42,7 +43,7 @@ pub struct Flows {
     #[arg(long, requires = "sort")]
     reverse: bool,
     /// Show at most N flows
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = given::count, allow_hyphen_values = true)]
     limit: Option<usize>,
     #[command(flatten)]
     numbers: Numbers,

@@ -20,7 +20,8 @@ use crate::{
         json,
         table::{Column, Table},
     },
-    pins::{self, FoundInstance, entries},
+    patterns::Asked,
+    pins::{self, FoundInstance, entries, unescape},
 };
 
 /// List all instances and histories of this host, in all network namespaces, running or not
@@ -52,6 +53,21 @@ struct Listed {
     pins: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
     history: Option<History>,
+}
+
+impl Listed {
+    /// Its interfaces for people: of none, why.
+    fn interfaces_told(&self) -> String {
+        if !self.interfaces.is_empty() {
+            return self.interfaces.join(",");
+        }
+        let (first, _) = self.name.split_once('@').unwrap_or((&self.name, ""));
+        let first = unescape(first);
+        match Asked::parse(&first).is_ok_and(|it| it.is_pattern()) {
+            true => format!("none matches {first}"),
+            false => format!("none: {first} is not attached"),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -134,7 +150,7 @@ fn print(listed: &[Listed], out: &mut dyn Write) -> Result<()> {
         });
         let cells = vec![
             it.namespace.clone(),
-            it.interfaces.join(","),
+            it.interfaces_told(),
             it.state.name().to_owned(),
             history,
         ];
@@ -193,4 +209,28 @@ fn histories(directory: &Path) -> Result<BTreeMap<String, History>> {
         );
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instance_without_interfaces_says_what_it_waits_for() {
+        let told = |name: &str, interfaces: &[&str]| {
+            let listed = Listed {
+                name: name.to_owned(),
+                namespace: "host".to_owned(),
+                interfaces: interfaces.iter().map(|it| (*it).to_owned()).collect(),
+                state: State::Running,
+                pins: None,
+                history: None,
+            };
+            listed.interfaces_told()
+        };
+        assert_eq!(told("veth%2A@host", &["veth0", "veth1"]), "veth0,veth1");
+        assert_eq!(told("veth%2A@host", &[]), "none matches veth*");
+        assert_eq!(told("all@host", &[]), "none matches all");
+        assert_eq!(told("eth0%2E7@host", &[]), "none: eth0.7 is not attached");
+    }
 }

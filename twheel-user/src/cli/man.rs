@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{self, IsTerminal, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command as Program, Stdio},
 };
 
@@ -36,16 +36,35 @@ impl Man {
     pub(super) fn execute(self) -> Result<()> {
         if let Some(directory) = &self.dir {
             return fs::create_dir_all(directory)
-                .and_then(|()| clap_mangen::generate_to(Cli::command(), directory))
+                .and_then(|()| write_pages(directory))
                 .with_context(|| format!("cannot write man pages into {}", directory.display()));
         }
         let mut page = Vec::new();
-        clap_mangen::Man::new(find(&self.command)?).render(&mut page)?;
+        self::page(find(&self.command, &[])?).render(&mut page)?;
         if io::stdout().is_terminal() && show(&page)? {
             return Ok(());
         }
         while_read(|out| Ok(out.write_all(&page)?))
     }
+}
+
+/// The page of a command.
+fn page(command: Command) -> clap_mangen::Man {
+    // A command below twheel has no version of its own.
+    clap_mangen::Man::new(command).source(concat!("twheel ", env!("CARGO_PKG_VERSION")))
+}
+
+/// Writes the page of each command into a directory.
+pub(super) fn write_pages(directory: &Path) -> io::Result<()> {
+    fn write(command: Command, directory: &Path) -> io::Result<()> {
+        for below in command.get_subcommands().filter(|it| !it.is_hide_set()) {
+            write(below.clone(), directory)?;
+        }
+        page(command).generate_to(directory).map(drop)
+    }
+    let mut command = Cli::command();
+    command.build();
+    write(command, directory)
 }
 
 /// Shows a page with man(1). Returns whether that is installed.
@@ -66,20 +85,25 @@ fn show(page: &[u8]) -> Result<bool> {
     Ok(true)
 }
 
-/// The command of these names, below twheel itself.
+/// The command of these names, below twheel itself. `topics`: what may be given instead.
 ///
 /// # Errors
 ///
 /// [`Kind::Usage`]: there is none.
-pub(super) fn find(names: &[String]) -> Result<Command> {
+pub(super) fn find(names: &[String], topics: &[&str]) -> Result<Command> {
     let mut command = Cli::command();
     // Gives the commands their full names.
     command.build();
-    for name in names {
+    for (depth, name) in names.iter().enumerate() {
         let Some(below) = command.find_subcommand(name) else {
             let above = command.get_bin_name().unwrap_or("twheel").to_owned();
             let mut known: Vec<_> = command.get_subcommands().map(Command::get_name).collect();
             known.retain(|it| *it != "help");
+            if depth == 0 {
+                let more = topics.iter().filter(|it| !known.contains(it));
+                let more: Vec<_> = more.copied().collect();
+                known.extend(more);
+            }
             let known = match known.is_empty() {
                 true => format!("{above} has no commands"),
                 false => format!("give one of {}", known.join(", ")),

@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn every_command_has_a_man_page() {
         let directory = Directory::new("man");
-        clap_mangen::generate_to(Cli::command(), &directory.0).unwrap();
+        man::write_pages(&directory.0).unwrap();
         let mut wanted = Vec::new();
         for (path, command) in commands() {
             if !command.is_hide_set() {
@@ -232,6 +232,11 @@ mod tests {
         assert_eq!(found, wanted);
         for page in found {
             let page = directory.0.join(page);
+            let text = fs::read_to_string(&page).unwrap();
+            let version = concat!("\"twheel ", env!("CARGO_PKG_VERSION"), "\"");
+            let title = text.lines().find(|line| line.starts_with(".TH"));
+            assert!(title.is_some_and(|it| it.contains(version)), "{title:?}");
+            assert!(!text.contains(".SH \"REAPING:"), "{text}");
             is_content(
                 "man",
                 &["--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z"],

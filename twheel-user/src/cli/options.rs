@@ -4,8 +4,13 @@ use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration}
 
 use anyhow::Result;
 use bytesize::ByteSize;
-use clap::{Args, ValueEnum};
-use twheel_common::{config::Config, flow::ZONES, packet::Protocols, rule::Rule};
+use clap::{
+    Args, ValueEnum,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
+use twheel_common::{
+    config::Config, flow::ZONES, packet::Protocols, rule::Rule, wheel::MAX_LEVELS,
+};
 
 use super::{SchemeName, complete, reap::Reap, select::event_kind};
 use crate::{
@@ -23,7 +28,7 @@ use crate::{
     policy::install,
     quota::Quota,
     reap,
-    settings::{Settings, longest_timeout},
+    settings::{MAX_FLOWS, SLOTS, Settings, longest_timeout},
     stepping::Stepping,
     timeouts::Timeouts,
     zones::{Zone, too_many_zones},
@@ -50,7 +55,7 @@ pub struct Options {
     #[arg(long, value_enum, default_value = "auto")]
     pub egress: Egress,
     /// Tick of the wheels: the precision of expiry [default: 100ms; 10ms with `--rto on`]
-    #[arg(long, value_parser = given::duration)]
+    #[arg(long, value_parser = given::duration, allow_hyphen_values = true)]
     pub tick: Option<Duration>,
     /// Idle timeouts: a list of STATE=DURATION, with conntrack's names of states. A DURATION alone sets that of established
     /// flows and limits all others; `inherit` takes this host's conntrack settings [default: conntrack's defaults]
@@ -84,7 +89,7 @@ pub struct Options {
     #[arg(long)]
     pub accounting: bool,
     /// Report each live flow this often, if it has had packets: `update` events
-    #[arg(long, value_name = "DURATION", value_parser = given::duration)]
+    #[arg(long, value_name = "DURATION", value_parser = given::duration, allow_hyphen_values = true)]
     pub active_timeout: Option<Duration>,
     /// Report each flow that is still in the table when the run ends: `update` events
     #[arg(long)]
@@ -99,20 +104,21 @@ pub struct Options {
     /// Track retransmission timers: round trips, timeouts and stalled flows. Needs both directions
     #[arg(long, value_enum, default_value = "off")]
     pub rto: Switch,
-    /// Minimum added to the round trip time to form the retransmission timeout
-    #[arg(long, value_parser = given::duration, default_value = "200ms")]
-    pub rto_min: Duration,
-    /// Longest retransmission timeout
-    #[arg(long, value_parser = given::duration, default_value = "120s")]
-    pub rto_max: Duration,
+    /// Minimum added to the round trip time to form the retransmission timeout [default: 200ms]
+    #[arg(long, value_parser = given::duration, allow_hyphen_values = true)]
+    pub rto_min: Option<Duration>,
+    /// Longest retransmission timeout [default: 2m]
+    #[arg(long, value_parser = given::duration, allow_hyphen_values = true)]
+    pub rto_max: Option<Duration>,
     /// Retransmission timeouts in a row after which a flow is stalled; its idle timeout is then at most `retrans`
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    pub max_retrans: u32,
+    /// [default: 3]
+    #[arg(long, value_name = "N", value_parser = given::number(1..=255_u32), allow_hyphen_values = true)]
+    pub max_retrans: Option<u32>,
     /// Policy file, with timeouts per service; SIGHUP reads it again
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
     /// Capacity of the flow table
-    #[arg(long, value_name = "N", default_value_t = 131_072)]
+    #[arg(long, value_name = "N", default_value_t = 131_072, value_parser = given::number(1..=MAX_FLOWS), allow_hyphen_values = true)]
     pub max_flows: u32,
     /// Quota of one source (an IPv4 address or an IPv6 /64) in a full table, in percent: its flows above the quota make way
     /// for those of others; `off` for no quota
@@ -123,16 +129,16 @@ pub struct Options {
     pub scheme: SchemeName,
     /// Slots of each wheel level, rounded up to a power of two [default: 1024; for a simple wheel as many as the timeouts
     /// need]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = given::number(SLOTS), allow_hyphen_values = true)]
     pub slots: Option<u32>,
     /// Levels of a hierarchical wheel [default: 3]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = given::number(1..=MAX_LEVELS as u32), allow_hyphen_values = true)]
     pub levels: Option<u32>,
     /// Directory for the history of ended flows, which `twheel expired` reads; `off` keeps none
     #[arg(long, value_name = "DIR", env = "TWHEEL_HISTORY", default_value = history::DIRECTORY)]
     pub history: PathBuf,
     /// Most disk space for the history; the oldest flows are removed first
-    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = given::size)]
+    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = given::size, allow_hyphen_values = true)]
     pub history_size: ByteSize,
     /// Print one JSON object a line
     #[arg(long)]
@@ -153,8 +159,8 @@ pub struct Options {
     /// run may
     #[arg(long, value_name = "NAME", add = complete::group())]
     pub group: Option<String>,
-    /// Log messages of the data plane to standard error: off, error, warn, info, debug or trace
-    #[arg(long, value_name = "LEVEL", default_value = "off")]
+    /// Log messages of the data plane to standard error
+    #[arg(long, value_name = "LEVEL", default_value = "off", ignore_case = true, value_parser = log_level())]
     pub log_level: log::LevelFilter,
     /// How the kernel is made to step the wheels [default: test runs if they hold softirqs off on this kernel, else
     /// live-frames]
@@ -163,6 +169,12 @@ pub struct Options {
     // Last: its heading is that of every option after it, too.
     #[command(flatten)]
     pub reap: Reap,
+}
+
+/// Parses the name of a level of messages.
+fn log_level() -> impl TypedValueParser<Value = log::LevelFilter> {
+    let names = ["off", "error", "warn", "info", "debug", "trace"];
+    PossibleValuesParser::new(names).try_map(|name| name.parse())
 }
 
 /// What is tracked.
@@ -251,6 +263,16 @@ impl Options {
             )
             .into());
         }
+        for (option, is_given) in [
+            ("--rto-min", self.rto_min.is_some()),
+            ("--rto-max", self.rto_max.is_some()),
+            ("--max-retrans", self.max_retrans.is_some()),
+        ] {
+            if is_given && self.rto == Switch::Off {
+                say!("twheel: {option} without --rto on: there are no retransmission timers");
+            }
+        }
+        let default = Settings::default();
         let wanted = Settings {
             tick: self.tick.unwrap_or(Duration::from_millis(match self.rto {
                 Switch::On => 10,
@@ -276,12 +298,12 @@ impl Options {
                 false => self.active_timeout,
             },
             rto: self.rto == Switch::On,
-            rto_min: self.rto_min,
-            rto_max: self.rto_max,
-            max_retrans: self.max_retrans,
+            rto_min: self.rto_min.unwrap_or(default.rto_min),
+            rto_max: self.rto_max.unwrap_or(default.rto_max),
+            max_retrans: self.max_retrans.unwrap_or(default.max_retrans),
             enforce: self.reap.i_know_this_drops_traffic,
             hold: self.reap.holds(),
-            enforce_rate: self.reap.enforce_rate,
+            enforce_rate: self.reap.enforce_rate.unwrap_or(default.enforce_rate),
             share: self.source_share.0.is_some(),
             vlans: self.vlan == Vlan::Key,
             max_flows: self.max_flows,

@@ -5,17 +5,18 @@ use std::{io::Write, time::Duration};
 use anyhow::{Context, Result};
 use aya::util::nr_cpus;
 use clap::Args;
-use humantime::format_duration;
 use serde_json::json;
 use twheel_common::wheel::WheelScheme;
 
 use crate::{
     clock::Clock,
     failure::{Failure, Kind},
-    given, host,
+    given::{self, written},
+    host,
     output::{
         json::write_now,
-        table::{Column, Table},
+        several,
+        table::{Column, Table, short},
     },
     plan::{Costs, Demand, Plan as Prediction, calibrate},
     settings::{MAX_FLOWS, Settings},
@@ -33,13 +34,13 @@ Examples:
   twheel plan --flows 5000000 --timeout 1h --tick 1s --memory 1GiB")]
 pub struct Plan {
     /// Number of flows
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FLOWS)))]
+    #[arg(long, value_name = "N", value_parser = given::number(1..=MAX_FLOWS), allow_hyphen_values = true)]
     flows: u32,
     /// Timeout of established flows
-    #[arg(long, value_parser = given::duration, default_value = "60s")]
+    #[arg(long, value_parser = given::duration, allow_hyphen_values = true, default_value = "60s")]
     timeout: Duration,
     /// Tick, as for `twheel run`
-    #[arg(long, value_parser = given::duration, default_value = "100ms")]
+    #[arg(long, value_parser = given::duration, allow_hyphen_values = true, default_value = "100ms")]
     tick: Duration,
     /// Most memory, such as 500MB or 2GiB
     #[arg(long, value_name = "SIZE")]
@@ -99,9 +100,9 @@ impl Plan {
                 return Err(Failure::new(
                     Kind::Usage,
                     format!(
-                        "--memory {}: {} flows need at least {}: give more memory, or track fewer flows",
+                        "--memory {}: {} need at least {}: give more memory, or track fewer flows",
                         memory.given,
-                        self.flows,
+                        several(self.flows.into(), "flow"),
                         bytesize::ByteSize(least)
                     ),
                 )
@@ -128,11 +129,11 @@ impl Plan {
         let mut out = std::io::stdout().lock();
         writeln!(
             out,
-            "{} flows, each armed {} ahead at most, tick {}, {} CPUs.\nA visit {:.0} ns, a wake-up {:.1} µs: {}.\n",
-            demand.flows,
-            format_duration(demand.tick * u32::try_from(demand.ahead).unwrap_or(u32::MAX)),
-            format_duration(demand.tick),
-            demand.cpus,
+            "{}, each armed {} ahead at most, tick {}, {}.\nA visit {:.0} ns, a wake-up {:.1} µs: {}.\n",
+            several(demand.flows, "flow"),
+            short(demand.tick * u32::try_from(demand.ahead).unwrap_or(u32::MAX)),
+            written(demand.tick),
+            several(demand.cpus, "CPU"),
             costs.visit,
             costs.wake / 1000.0,
             if self.calibrate {
@@ -169,8 +170,8 @@ impl Plan {
                 out,
                 "\ntwheel run --max-flows {} --timeout {} --tick {} --scheme {} --slots {}{}",
                 self.flows,
-                format_duration(self.timeout),
-                format_duration(self.tick),
+                written(self.timeout),
+                written(self.tick),
                 scheme(plan).name(),
                 1u64 << best.bits,
                 match scheme(plan) {

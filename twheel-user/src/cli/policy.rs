@@ -11,7 +11,6 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
-use humantime::format_duration;
 use serde_json::{Map, Value, json};
 use twheel_common::policy::{Hook, MAX_VLAN, Protocol, TimeoutName, Tuple, first_match};
 
@@ -83,13 +82,13 @@ struct Check {
     #[arg(long, value_name = "ID[,INNER]", value_parser = vlans)]
     vlan: Option<Vlans>,
     /// Zone of the flow, as given to `twheel run --zone`; 0: none
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = given::number(0..=u16::MAX), allow_hyphen_values = true)]
     zone: Option<u16>,
     /// Direction of that packet, as this host sees it
     #[arg(long, value_enum)]
     direction: Option<Way>,
     /// Tick, as for `twheel run`: no timeout may be shorter
-    #[arg(long, value_parser = given::duration, default_value = "100ms")]
+    #[arg(long, value_parser = given::duration, allow_hyphen_values = true, default_value = "100ms")]
     tick: Duration,
     /// Print one JSON object
     #[arg(long)]
@@ -280,7 +279,7 @@ impl Met {
             }
         };
         for (name, timeout) in named(timeouts) {
-            writeln!(out, "  {:<12} {}", name.name(), format_duration(timeout))?;
+            writeln!(out, "  {:<12} {}", name.name(), given::written(timeout))?;
         }
         writeln!(
             out,
@@ -383,13 +382,7 @@ fn print_rules(policy: &Rules, out: &mut impl Write) -> io::Result<()> {
                 all: &Timeouts,
                 reap: &Option<Reap>| {
         let timeouts: Vec<_> = named(all)
-            .map(|(name, timeout)| {
-                format!(
-                    "{} {}",
-                    name.name(),
-                    format_duration(timeout).to_string().replace(' ', "")
-                )
-            })
+            .map(|(name, timeout)| format!("{} {}", name.name(), given::written(timeout)))
             .collect();
         let timeouts = if timeouts.is_empty() {
             "as without a policy".to_owned()

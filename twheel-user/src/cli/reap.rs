@@ -8,12 +8,13 @@ use crate::{
     action::{Action, Actions},
     failure::{Failure, Kind},
     filter::{Filter, Knowable},
+    given,
     reap::{Mandate, NamespacePath, Sites},
 };
 
 /// Options of the reaper.
 #[derive(Args)]
-#[command(next_help_heading = "Reaping: docs/reap.md")]
+#[command(next_help_heading = "Reaping")]
 pub struct Reap {
     /// What to do to a flow that expired idle: `none`, or a list of reset (send both ends a RST), socket (close the local
     /// socket), conntrack (delete the kernel's entry), enforce=drop, enforce=reset (drop or reset its later packets, except
@@ -27,20 +28,20 @@ pub struct Reap {
     #[arg(long)]
     dry_run: bool,
     /// Most actions a second [default: no limit]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", value_parser = given::number(1..=1_000_000_u32), allow_hyphen_values = true)]
     reap_rate: Option<u32>,
-    /// Pause if more than this percentage of the live flows would be reaped within a minute
-    #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u8).range(1..=100))]
-    reap_max_share: u8,
+    /// Pause if more than this percentage of the live flows would be reaped within a minute [default: 20]
+    #[arg(long, value_name = "PERCENT", value_parser = given::number(1..=100_u8), allow_hyphen_values = true)]
+    reap_max_share: Option<u8>,
     /// Also close sockets and delete entries in this network namespace: a name of `ip netns`, or a path; may be repeated
     #[arg(long, value_name = "NAME", add = complete::namespace_name())]
     reap_netns: Vec<String>,
     /// Required for enforce, and for a policy with it: packets are dropped
     #[arg(long)]
     pub i_know_this_drops_traffic: bool,
-    /// Most RSTs a second that enforce=reset sends to one source
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000))]
-    pub enforce_rate: u32,
+    /// Most RSTs a second that enforce=reset sends to one source [default: 10]
+    #[arg(long, value_name = "N", value_parser = given::number(1..=1_000_u32), allow_hyphen_values = true)]
+    pub enforce_rate: Option<u32>,
 }
 
 impl Reap {
@@ -55,11 +56,14 @@ impl Reap {
         fn refuse<T>(what: &str) -> Result<T> {
             Err(Failure::new(Kind::Usage, what).into())
         }
-        if self.actions.iter().any(|action| action.enforces()) && !self.i_know_this_drops_traffic {
-            return refuse(
-                "--reap enforce drops packets of expired flows: to confirm, add \
-                 --i-know-this-drops-traffic",
-            );
+        let mut actions = self.actions.iter();
+        let enforcing = actions.find(|action| action.enforces());
+        if let Some(action) = enforcing.filter(|_| !self.i_know_this_drops_traffic) {
+            return refuse(&format!(
+                "--reap {} refuses packets of expired flows: to confirm, add \
+                     --i-know-this-drops-traffic",
+                action.name()
+            ));
         }
         if strict && !self.actions.is_empty() {
             return refuse(
@@ -67,17 +71,8 @@ impl Reap {
                  remove one of the two options",
             );
         }
-        let given = [
-            ("--dry-run", self.dry_run),
-            ("--protect", !self.protect.is_empty()),
-        ];
-        for (option, _) in given.into_iter().filter(|(_, given)| *given && !has_policy) {
-            if self.actions.is_empty() {
-                say!(
-                    "twheel: {option} without --reap: nothing is reaped, unless a policy that is \
-                     loaded later says so"
-                );
-            }
+        if !has_policy {
+            self.tell_what_has_no_effect();
         }
         let protect = self.protect.iter().map(|text| {
             let filter = Filter::parse(text, known)?;
@@ -94,11 +89,41 @@ impl Reap {
             protect: protect.collect::<Result<_>>()?,
             dry_run: self.dry_run,
             rate: self.reap_rate,
-            max_share: f64::from(self.reap_max_share) / 100.0,
+            max_share: f64::from(self.reap_max_share.unwrap_or(20)) / 100.0,
             sites: Sites::open(namespaces.collect::<Result<_>>()?, self.actions)?,
             strict,
             holds: self.holds(),
         })
+    }
+
+    /// Reports the options that have no effect with these actions and without a policy.
+    fn tell_what_has_no_effect(&self) {
+        let reaps = !self.actions.is_empty();
+        let enforces = self.actions.iter().any(Action::enforces);
+        let resets = self.actions.has(Action::EnforceReset);
+        let reaping = ("--reap", "nothing is reaped", reaps);
+        let enforcing = ("--reap enforce", "nothing is dropped", enforces);
+        let resetting = ("--reap enforce=reset", "it sends no RST", resets);
+        for (option, is_given, (needed, effect, has_effect)) in [
+            ("--dry-run", self.dry_run, reaping),
+            ("--protect", !self.protect.is_empty(), reaping),
+            ("--reap-rate", self.reap_rate.is_some(), reaping),
+            ("--reap-max-share", self.reap_max_share.is_some(), reaping),
+            ("--reap-netns", !self.reap_netns.is_empty(), reaping),
+            (
+                "--i-know-this-drops-traffic",
+                self.i_know_this_drops_traffic,
+                enforcing,
+            ),
+            ("--enforce-rate", self.enforce_rate.is_some(), resetting),
+        ] {
+            if is_given && !has_effect {
+                say!(
+                    "twheel: {option} without {needed}: {effect}, unless a policy that is loaded \
+                     later says so"
+                );
+            }
+        }
     }
 
     /// Whether the XDP program must be able to drop packets, permanently or while a socket is

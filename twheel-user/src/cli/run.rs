@@ -32,7 +32,7 @@ pub struct Run {
     #[arg(long = "iface", value_name = "NAME", required = true, add = complete::interfaces())]
     interfaces: Vec<String>,
     /// Exclude these from the interfaces that --iface patterns match: a name, pattern or list
-    #[arg(long, value_name = "NAME", add = complete::interfaces())]
+    #[arg(long, value_name = "NAME", add = complete::excluded())]
     exclude: Vec<String>,
     /// Network namespaces in which to look for interfaces: a name of /run/netns, a pattern or a list; or all, which is this
     /// one and each of those. Namespaces that appear later are watched too. An interface of another namespace is called

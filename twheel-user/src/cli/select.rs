@@ -177,7 +177,7 @@ pub fn interval(text: &str) -> Result<Duration, String> {
         Duration::from_millis(100)..=Duration::from_secs(86_400);
     match given::duration(text)? {
         interval if ALLOWED.contains(&interval) => Ok(interval),
-        _ => Err("give an interval from 100ms to 1day".to_owned()),
+        _ => Err("give an interval from 100ms to 1d".to_owned()),
     }
 }
 

@@ -12,9 +12,10 @@ use super::{
 };
 use crate::{
     filter::STATES,
+    given,
     model::Tracked,
     output::{
-        json,
+        json, several,
         table::{self, Units},
     },
     owner::{Owner, Owners},
@@ -40,7 +41,7 @@ pub struct Talkers {
     #[arg(long, value_name = "STATE", value_parser = PossibleValuesParser::new(STATES))]
     state: Option<String>,
     /// Show at most N lines
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = given::count, allow_hyphen_values = true)]
     limit: usize,
     #[command(flatten)]
     numbers: Numbers,
@@ -172,7 +173,11 @@ impl Talkers {
             }
             table.end(out)?;
             if others > 0 {
-                writeln!(out, "and {others} more, of {all} flows in total")?;
+                writeln!(
+                    out,
+                    "and {others} more, of {} in total",
+                    several(all, "flow")
+                )?;
             }
             Ok(())
         })

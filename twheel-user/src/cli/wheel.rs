@@ -15,7 +15,7 @@ use crate::{
     identity::Identity,
     inspect::Reader,
     output::{
-        json,
+        json, several,
         table::{Column, Table, short},
     },
     wheels::{Counted, Due, Turning, Wheels, cell, draw},
@@ -144,11 +144,11 @@ fn write_text(
     };
     writeln!(
         out,
-        "{} flows on {} wheels of {} x {} slots ({}), tick {}; {}",
-        counted.iter().map(Counted::flows).sum::<u64>(),
-        counted.len(),
+        "{} on {} of {} x {} ({}), tick {}; {}",
+        several(counted.iter().map(Counted::flows).sum(), "flow"),
+        several(counted.len() as u64, "wheel"),
         wheels.geometry.levels,
-        wheels.slots(),
+        several(wheels.slots().into(), "slot"),
         wheels.geometry.scheme_name(),
         span(wheels.tick()),
         if reader.pins().is_running()? {
@@ -158,7 +158,12 @@ fn write_text(
         }
     )?;
     for (turning, counted) in wheels.wheels.iter().zip(counted) {
-        write!(out, "\nCPU {}: {} flows", turning.cpu, counted.flows())?;
+        write!(
+            out,
+            "\nCPU {}: {}",
+            turning.cpu,
+            several(counted.flows(), "flow")
+        )?;
         if counted.handed_out > 0 {
             write!(
                 out,
@@ -175,7 +180,9 @@ fn write_text(
             });
             writeln!(
                 out,
-                "level {level}: {flows} flows in {used} slots; a slot is {}, a round {}",
+                "level {level}: {} in {}; a slot is {}, a round {}",
+                several(flows, "flow"),
+                several(used, "slot"),
                 span(wheels.span(level)),
                 span(wheels.span(level) * wheels.slots())
             )?;

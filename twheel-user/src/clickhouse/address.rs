@@ -25,7 +25,7 @@ pub struct Address {
 /// Checks that this is the address of a server.
 pub(super) fn check(url: &str) -> Result<()> {
     let wrong = |what: &str| {
-        let message = format!("{url} is no address of ClickHouse: {what}");
+        let message = format!("{url} is not the address of a ClickHouse server: {what}");
         Err(Failure::new(Kind::Usage, message).into())
     };
     let example = "give one like http://clickhouse.example:8123";

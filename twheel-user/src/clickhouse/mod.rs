@@ -28,7 +28,7 @@ use self::{
     address::{check, check_names},
     fault::SET_UP,
 };
-use crate::export::tls;
+use crate::{export::tls, given::written};
 
 /// How long a connection may take to be made.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -212,7 +212,7 @@ impl Server {
 
     /// What is wrong if an answer takes too long.
     fn slow(&self) -> Fault {
-        let why = format!("no answer for {}", humantime::format_duration(ANSWER));
+        let why = format!("no answer for {}", written(ANSWER));
         Fault::of(&self.address, Refusal::Slow, &why)
     }
 

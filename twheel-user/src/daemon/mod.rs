@@ -63,7 +63,7 @@ use crate::{
     names::Names,
     nat::Nat,
     notices, order,
-    output::{Output, json::Json, text::Text},
+    output::{Output, json::Json, several, text::Text},
     owner::Lookups,
     pins::{self, Instance, Pins},
     policy::install,
@@ -99,6 +99,10 @@ struct Opened {
 /// It cannot start, or cannot continue.
 pub fn run(mut setup: Setup, reap: reap::Mandate) -> Result<()> {
     host::check()?;
+    // Before it waits for anything: what is wrong with the file is known at once.
+    if let Some(file) = &setup.policy {
+        install::check(file, setup.clock, &setup.config.0)?;
+    }
     for interface in setup.selection.names() {
         if !setup.wait || if_nametoindex(interface).is_ok() {
             attach::check_interface(interface)?;
@@ -174,8 +178,8 @@ fn load(setup: &Setup, instance: &Instance, room: u32) -> Result<DataPlane> {
     // With a pattern every program is loaded now, so that a new interface can be attached at once.
     later.retain(|program| !setup.selection.has_pattern() && !needed.contains(program));
     let making = format!(
-        "loading the programs and a table for {} flows",
-        setup.config.0.max_flows
+        "loading the programs and a table for {}",
+        several(setup.config.0.max_flows.into(), "flow")
     );
     let plane = progress::told(&making, || {
         let load = Load {
@@ -304,7 +308,7 @@ impl<'a> Daemon<'a> {
         instance.permit(opened.group)?;
         drop(opened.start);
         if plane.adopted() {
-            say!("adopted {adopted} flows");
+            say!("adopted {}", several(adopted, "flow"));
             notes.borrow_mut().push(RunEvent {
                 flows: Some(adopted),
                 ..RunEvent::new(Happened::Adopted)

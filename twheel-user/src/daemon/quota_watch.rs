@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Result;
 
-use crate::{data_plane::DataPlane, quota::QuotaReader};
+use crate::{data_plane::DataPlane, output::several, quota::QuotaReader};
 
 /// When the table is full, finds the sources that are over their quota.
 #[derive(Clone)]
@@ -35,10 +35,10 @@ impl QuotaWatch {
             Ok(holders) => {
                 for holder in holders.iter().filter(|holder| holder.is_new) {
                     say!(
-                        "the table is full: {} has {} flows, its quota is {}: its flows above the \
+                        "the table is full: {} has {}, its quota is {}: its flows above the \
                          quota are evicted when others need space (--source-share)",
                         holder.source,
-                        holder.flows,
+                        several(holder.flows, "flow"),
                         reader.most()
                     );
                 }

@@ -25,7 +25,7 @@ use crate::{
     action::{Action, News, Outcome},
     history::Own,
     model::{Ended, EventKind, FlowEvent, Happened, KnownAs, Mark, Measure, RunEvent},
-    output::Output,
+    output::{Output, several},
     reap,
     ring::{Batch, Signals},
 };
@@ -402,15 +402,15 @@ impl<S: Stations> Report<S> {
     /// Prints the summary at the end. `lost`: events that the history has lost.
     pub fn summary(&self, counters: &Counters, reaped: Option<&reap::ReaperState>, lost: u64) {
         let total: u64 = self.ended.values().sum();
-        say!("{total} flows ended, {} live", counters.live());
+        say!("{} ended, {} live", several(total, "flow"), counters.live());
         let touched = counters.get(Counter::Touched);
         say!("  {touched:>8}  {}", Counter::Touched.meaning());
         if self.rtos > 0 {
             say!(
-                "  {:>8}  {}, {} flows stalled",
+                "  {:>8}  {}, {} stalled",
                 self.rtos,
                 Counter::RtoExpired.meaning(),
-                counters.get(Counter::Stalled)
+                several(counters.get(Counter::Stalled), "flow")
             );
         }
         for ((reason, state), count) in &self.ended {

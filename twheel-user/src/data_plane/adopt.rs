@@ -23,6 +23,7 @@ use twheel_common::{
 use crate::{
     clock::Clock,
     failure::{Failure, Kind},
+    given::written,
     pins::{Instance, Pins},
 };
 
@@ -131,7 +132,7 @@ pub(super) fn adoptable(pins: &Pins, wanted: &Meta, object: &[u8]) -> Result<Opt
             format!(
                 "--max-flows {} --tick {} --scheme {scheme} --slots {} --levels {levels}{}{}{}{}{}",
                 meta.max_flows,
-                humantime::format_duration(tick),
+                written(tick),
                 1u64 << bits,
                 match meta.features.has(Features::ACCOUNTING) {
                     false => "",

@@ -3,10 +3,9 @@
 use std::path::Path;
 
 use anyhow::Result;
-use humantime::format_duration;
 
 use super::finding::Finding;
-use crate::{bpf::BPFFS, clock::Clock, host};
+use crate::{bpf::BPFFS, clock::Clock, given::written, host};
 
 /// Conntrack's table counts as nearly full from this percentage on.
 const NEARLY_FULL: u64 = 90;
@@ -83,7 +82,7 @@ pub(super) fn jit(setting: Option<&str>, loads: bool) -> Finding {
 pub(super) fn clock(clock: Result<Clock>) -> Finding {
     match clock {
         Ok(clock) => {
-            let unit = format_duration(clock.unit());
+            let unit = written(clock.unit());
             Finding::ok(
                 "clock",
                 format!("ticks every {unit}: --tick {unit} or longer"),

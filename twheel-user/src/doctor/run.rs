@@ -22,6 +22,8 @@ pub(super) fn findings(intended: &Intended, kept: Result<Option<Pins>>) -> Vec<F
     let mut found = Vec::new();
     let directory = kept.as_ref().ok().and_then(Option::as_ref);
     let directory = directory.map(|pins| pins.path().to_owned());
+    let runs = |pins: &Pins| pins.is_running().unwrap_or(false);
+    let is_running = kept.as_ref().is_ok_and(|it| it.as_ref().is_some_and(runs));
     found.extend(instance(intended, kept));
     for name in &intended.interfaces {
         // Another check reports that this interface cannot be used.
@@ -31,7 +33,7 @@ pub(super) fn findings(intended: &Intended, kept: Result<Option<Pins>>) -> Vec<F
         let choice = Known::read()
             .and_then(|known| intended.hooks.choose(directory.as_deref(), name, &known));
         let by = choice.as_ref().ok().map(|choice| choice.by);
-        found.push(hook(name, choice));
+        found.push(hook(name, choice, is_running));
         if by == Some(Incoming::Clsact) {
             found.extend(clsact_filter(name, Way::In, intended));
         }
@@ -86,8 +88,9 @@ fn instance(intended: &Intended, kept: Result<Option<Pins>>) -> Option<Finding> 
     })
 }
 
-/// The hook that would see an interface's incoming packets, and why.
-fn hook(interface: &str, choice: Result<Choice>) -> Finding {
+/// The hook that would see an interface's incoming packets, and why. `is_running`: a twheel runs on
+/// the interface.
+fn hook(interface: &str, choice: Result<Choice>, is_running: bool) -> Finding {
     const NAME: &str = "hook";
     let finding = match choice {
         Err(error) => Finding::fail(NAME, format!("{error:#}"))
@@ -104,6 +107,7 @@ fn hook(interface: &str, choice: Result<Choice>) -> Finding {
             };
             let why = match (&choice.why, choice.goes_on) {
                 (Some(why), _) => format!(": {why}"),
+                (None, true) if is_running => ": the twheel that runs there uses it".to_owned(),
                 (None, true) => ": an earlier run left its program attached".to_owned(),
                 (None, false) => String::new(),
             };

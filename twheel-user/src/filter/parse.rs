@@ -62,6 +62,9 @@ pub(super) fn parse(text: &str, known: Knowable) -> Result<Test, Wrong> {
         let at = match error.location {
             InputLocation::Pos(at) | InputLocation::Span((at, _)) => at,
         };
+        if let Some(wrong) = unclosed(text, at) {
+            return wrong;
+        }
         let expected = match &error.variant {
             ErrorVariant::ParsingError { positives, .. } => {
                 let mut names: Vec<_> = positives.iter().map(|rule| name(*rule)).collect();
@@ -86,6 +89,34 @@ pub(super) fn parse(text: &str, known: Knowable) -> Result<Test, Wrong> {
             at: 0,
             what: "this is not a filter such as `state == established`".to_owned(),
         }),
+    }
+}
+
+/// What is missing, if the filter is wrong at this offset because a brace or a parenthesis was not
+/// closed.
+fn unclosed(text: &str, at: usize) -> Option<Wrong> {
+    let end = text.trim_end().len();
+    let missing = |what: &str| {
+        let what = what.to_owned();
+        Some(Wrong { at: end, what })
+    };
+    let mut open = Vec::new();
+    let mut quoted = false;
+    for (place, character) in text.char_indices() {
+        quoted ^= character == '"';
+        match character {
+            '{' | '(' if !quoted => open.push((place, character)),
+            '}' | ')' if !quoted => drop(open.pop()),
+            _ => {}
+        }
+    }
+    match open.last() {
+        // The grammar takes a set as a whole: what is wrong with it is at its beginning.
+        Some((place, '{')) if at >= *place => missing("the set ends with `}`: add it"),
+        Some((_, '(')) if at >= end => {
+            missing("expected `and`, or `or`, or `)`, which ends what began with `(`")
+        }
+        _ => None,
     }
 }
 

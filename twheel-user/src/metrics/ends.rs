@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     filter::{Filter, Knowable, Subject},
+    given,
     model::{Ended, KnownAs, Mark},
     output::json,
 };
@@ -52,17 +53,28 @@ pub(super) struct Question {
 }
 
 impl Question {
-    /// From the query of a URL. What it does not know, it ignores.
-    pub(super) fn new(query: &str) -> Self {
+    /// From the query of a URL.
+    ///
+    /// # Errors
+    ///
+    /// It asks for something else: what to give instead.
+    pub(super) fn new(query: &str) -> Result<Self, String> {
         let mut question = Self::default();
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             match &*name {
                 "filter" => question.filter = value.into_owned(),
-                "limit" => question.limit = value.parse().ok(),
-                _ => {}
+                "limit" => {
+                    let limit = given::count(&value);
+                    question.limit = Some(limit.map_err(|why| format!("limit={value}: {why}\n"))?);
+                }
+                _ => {
+                    return Err(format!(
+                        "there is no parameter {name}: give filter=FILTER or limit=N\n"
+                    ));
+                }
             }
         }
-        question
+        Ok(question)
     }
 }
 
@@ -155,10 +167,18 @@ mod tests {
 
     #[test]
     fn a_question_is_decoded() {
-        let question = Question::new("filter=reason%20%3D%3D+idle&limit=7&x=y");
+        let question = Question::new("filter=reason%20%3D%3D+idle&limit=7").unwrap();
         assert_eq!(question.filter, "reason == idle");
         assert_eq!(question.limit, Some(7));
-        let question = Question::new("limit=many");
+        let question = Question::new("").unwrap();
         assert_eq!((&*question.filter, question.limit), ("", None));
+        for (query, says) in [
+            ("limit=many", "limit=many: give a whole number"),
+            ("limit=-1", "limit=-1: give"),
+            ("filter=&since=9", "no parameter since: give filter="),
+        ] {
+            let error = Question::new(query).unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
     }
 }

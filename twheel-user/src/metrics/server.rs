@@ -253,6 +253,9 @@ fn is_no_name(host: &str) -> bool {
 const PATHS: &str = "not found: there are /, /metrics, /healthz, /api/status, /api/history and \
                      /api/ended\n";
 
+/// What `/api/history` may be asked for.
+const SINCE: &str = "give nothing, or since=N: a time in milliseconds since 1970\n";
+
 fn answer(asked: &Asked, answers: &Answers) -> Response<Full<Bytes>> {
     let metrics = &answers.metrics;
     let path = asked.path.as_str();
@@ -282,15 +285,19 @@ fn answer(asked: &Asked, answers: &Answers) -> Response<Full<Bytes>> {
             made(JSON, metrics.status())
         }
         "/api/history" => {
-            let query = form_urlencoded::parse(asked.query.as_bytes());
-            let mut since = query.filter(|(name, _)| name == "since");
-            let since = since.next().and_then(|(_, value)| value.parse().ok());
-            made(JSON, lock(&metrics.history).since(since.unwrap_or(0)))
+            let mut query = form_urlencoded::parse(asked.query.as_bytes());
+            let since = query.next().map_or(Some(0), |(name, value)| {
+                value.parse().ok().filter(|_| name == "since")
+            });
+            match since.filter(|_| query.next().is_none()) {
+                Some(since) => made(JSON, lock(&metrics.history).since(since)),
+                None => response(StatusCode::BAD_REQUEST, TEXT, SINCE),
+            }
         }
-        "/api/ended" => match metrics.ended(&Question::new(&asked.query)) {
-            Ok(Err(wrong)) => response(StatusCode::BAD_REQUEST, TEXT, wrong),
-            Ok(Ok(found)) => made(JSON, Ok(found)),
-            Err(error) => made(JSON, Err(error)),
+        "/api/ended" => match Question::new(&asked.query).map(|it| metrics.ended(&it)) {
+            Err(wrong) | Ok(Ok(Err(wrong))) => response(StatusCode::BAD_REQUEST, TEXT, wrong),
+            Ok(Ok(Ok(found))) => made(JSON, Ok(found)),
+            Ok(Err(error)) => made(JSON, Err(error)),
         },
         "/" => page(
             "text/html; charset=utf-8",

@@ -2,68 +2,163 @@
 
 use std::io::{self, Write};
 
-use super::table::{Column, Table, wrapped};
+use super::table::wrapped;
+
+/// The longest line of prose: a longer one is tiring to read, however wide the terminal is.
+const PROSE: usize = 100;
+/// What stands between two columns.
+const GAP: usize = 2;
 
 /// Writes a document: headings in capitals, code indented, tables in columns, links without their
-/// targets. Paragraphs keep their lines and what marks code. `width`: that of the terminal, in characters.
+/// targets, and paragraphs and lists filled anew. What marks code stays in paragraphs. `width`: that
+/// of the terminal, in characters; only code is longer.
 pub fn write(document: &str, width: usize, to: &mut dyn Write) -> io::Result<()> {
+    let prose = width.min(PROSE);
     let mut is_code = false;
     let mut table = Vec::new();
+    let mut paragraph = String::new();
     for line in document.lines() {
         if line.starts_with('|') && !is_code {
+            write_paragraph(&mut paragraph, prose, to)?;
             table.push(cells(line));
             continue;
         }
         write_table(std::mem::take(&mut table), width, to)?;
-        if line.trim_start().starts_with("```") {
+        let is_fence = line.trim_start().starts_with("```");
+        let is_text = !is_code && !is_fence && !line.is_empty() && !line.starts_with('#');
+        if !is_text || marker(line) > 0 {
+            write_paragraph(&mut paragraph, prose, to)?;
+        }
+        if is_fence {
             is_code = !is_code;
         } else if is_code {
             writeln!(to, "    {line}")?;
         } else if let Some(heading) = line.strip_prefix('#') {
             let heading = plain(heading.trim_start_matches('#').trim()).replace('`', "");
             writeln!(to, "{}", heading.to_uppercase())?;
+        } else if is_text && paragraph.is_empty() {
+            paragraph = line.trim_end().to_owned();
+        } else if is_text {
+            paragraph = format!("{paragraph} {}", line.trim());
         } else {
-            writeln!(to, "{}", plain(line))?;
+            writeln!(to)?;
         }
     }
+    write_paragraph(&mut paragraph, prose, to)?;
     write_table(table, width, to)
 }
 
-/// A table whose second line separates its heading from the rest.
-fn write_table(rows: Vec<Vec<String>>, width: usize, to: &mut dyn Write) -> io::Result<()> {
-    /// The last column needs at least this width.
-    const LAST: usize = 24;
+/// The length of what begins an item of a list, with the blanks before it; 0: the line begins none.
+fn marker(line: &str) -> usize {
+    let text = line.trim_start();
+    let number = text.trim_start_matches(|it: char| it.is_ascii_digit());
+    let indent = line.len() - text.len();
+    if text.starts_with("- ") || text.starts_with("* ") {
+        indent + 2
+    } else if number.len() < text.len() && number.starts_with(". ") {
+        line.len() - number.len() + 2
+    } else {
+        0
+    }
+}
+
+/// Writes a paragraph, or an item of a list, and empties it. Lines of an item are below its text.
+fn write_paragraph(paragraph: &mut String, width: usize, to: &mut dyn Write) -> io::Result<()> {
+    let paragraph = std::mem::take(paragraph);
+    if paragraph.is_empty() {
+        return Ok(());
+    }
+    let indent = marker(&paragraph);
+    let (mark, text) = paragraph.split_at(indent);
+    for (number, line) in wrapped(&plain(text), width.saturating_sub(indent))
+        .iter()
+        .enumerate()
+    {
+        match number {
+            0 => writeln!(to, "{mark}{line}")?,
+            _ => writeln!(to, "{:indent$}{line}", "")?,
+        }
+    }
+    Ok(())
+}
+
+/// A table whose second line separates its heading from the rest. Where it is too wide, the cells of
+/// its widest columns have several lines.
+fn write_table(mut rows: Vec<Vec<String>>, width: usize, to: &mut dyn Write) -> io::Result<()> {
+    rows.retain(|row| !is_rule(row));
     let Some(columns) = rows.iter().map(Vec::len).max() else {
         return Ok(());
     };
-    let wide = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column));
-        let wide = cells.map(|cell| cell.chars().count() + 2).max();
-        wide.unwrap_or(0)
+    rows.iter_mut()
+        .for_each(|row| row.resize(columns, String::new()));
+    let longest = |parts: fn(&str) -> std::str::Split<'_, char>| -> Vec<usize> {
+        let of = |cell: &String| parts(cell).map(|it| it.chars().count()).max().unwrap_or(0);
+        let column = |column: usize| rows.iter().map(|row| of(&row[column])).max().unwrap_or(0);
+        (0..columns).map(column).collect()
     };
-    let others: usize = (0..columns - 1).map(wide).sum();
-    if others + LAST > width {
-        for row in rows.iter().filter(|row| !is_rule(row)).skip(1) {
-            write_entry(row, width, to)?;
+    let mut widths = longest(|cell| cell.split('\n'));
+    let least = longest(|cell| cell.split(' '));
+    let room = width.saturating_sub(GAP * (columns - 1));
+    while widths.iter().sum::<usize>() > room {
+        let shrinks = (0..columns).filter(|it| widths[*it] > least[*it]);
+        match shrinks.max_by_key(|it| widths[*it]) {
+            Some(widest) => widths[widest] -= 1,
+            None => return write_entries(&rows, width, to),
         }
-        return Ok(());
     }
-    let mut table = Table::new((0..columns).map(|_| Column::text(""))).wrapped(Some(width));
-    let rows = rows.into_iter().filter(|row| !is_rule(row));
-    for row in rows.filter(|row| row.iter().any(|cell| !cell.is_empty())) {
-        table.row(row, to)?;
+    let lines = |row: &[String]| -> Vec<Vec<String>> {
+        let cells = row.iter().zip(&widths);
+        cells.map(|(cell, width)| wrapped(cell, *width)).collect()
+    };
+    // Where a line may belong to the row above it or begin one, an empty line tells the rows apart.
+    let is_apart = rows
+        .iter()
+        .any(|row| lines(&row[..columns - 1]).iter().any(|cell| cell.len() > 1));
+    for (number, row) in rows.iter().enumerate() {
+        // Some tables have an empty heading.
+        if row.iter().all(String::is_empty) {
+            continue;
+        }
+        if is_apart && number > 0 {
+            writeln!(to)?;
+        }
+        write_row(&lines(row), &widths, to)?;
     }
-    table.end(to)
+    Ok(())
 }
 
-/// A row that has no room for its columns: the last cell is below the others.
-fn write_entry(row: &[String], width: usize, to: &mut dyn Write) -> io::Result<()> {
-    let Some((last, others)) = row.split_last() else {
+/// Writes a row. `cells`: the lines of each.
+fn write_row(cells: &[Vec<String>], widths: &[usize], to: &mut dyn Write) -> io::Result<()> {
+    let height = cells.iter().map(Vec::len).max().unwrap_or(0);
+    for number in 0..height {
+        let mut line = String::new();
+        for (cell, width) in cells.iter().zip(widths) {
+            let text = cell.get(number).map_or("", String::as_str);
+            line += &format!("{text:width$}{:GAP$}", "");
+        }
+        writeln!(to, "{}", line.trim_end())?;
+    }
+    Ok(())
+}
+
+/// Writes a table that has no room for its columns: each cell on lines of its own, after its
+/// heading.
+fn write_entries(rows: &[Vec<String>], width: usize, to: &mut dyn Write) -> io::Result<()> {
+    const INDENT: usize = 4;
+    let Some((headings, rows)) = rows.split_first() else {
         return Ok(());
     };
-    writeln!(to, "{}", others.join("  "))?;
-    for line in wrapped(last, width.saturating_sub(4)) {
-        writeln!(to, "    {line}")?;
+    for row in rows {
+        for (column, (heading, cell)) in headings.iter().zip(row).enumerate() {
+            let text = match heading.is_empty() || column == 0 {
+                true => cell.clone(),
+                false => format!("{heading}: {cell}"),
+            };
+            let indent = if column == 0 { 0 } else { INDENT };
+            for line in wrapped(&text, width.saturating_sub(indent)) {
+                writeln!(to, "{:indent$}{line}", "")?;
+            }
+        }
     }
     Ok(())
 }
@@ -140,12 +235,33 @@ mod tests {
             written(table, 31),
             "field  value\nor     a || b\nx      one two three four five\n       six\n"
         );
-        // Where the first column is long, the last is below it.
-        let table =
-            "| option | meaning |\n|---|---|\n| `--a-very-long-option VALUE` | what it does |\n";
+    }
+
+    #[test]
+    fn a_wide_table_keeps_its_headings_and_columns() {
+        let table = "| state | seen of the flow | timeout |\n|---|---|---|\n\
+                     | `a` | one two three four | five six |\n| b | x | y |\n";
         assert_eq!(
-            written(table, 40),
-            "--a-very-long-option VALUE\n    what it does\n"
+            written(table, 26),
+            "state  seen of    timeout\n       the flow\n\n\
+             a      one two    five six\n       three\n       four\n\nb      x          y\n"
+        );
+        // No word is cut: where the words are too long, each cell has its heading.
+        assert_eq!(
+            written(table, 12),
+            "a\n    seen of\n    the\n    flow:\n    one two\n    three\n    four\n    \
+             timeout:\n    five six\nb\n    seen of\n    the\n    flow: x\n    timeout:\n    y\n"
+        );
+    }
+
+    #[test]
+    fn paragraphs_and_items_are_filled() {
+        assert_eq!(
+            written(
+                "One two\nthree [four\nfive](x.md).\n\n- six seven\n  eight\n1. nine\nten",
+                14
+            ),
+            "One two three\nfour five.\n\n- six seven\n  eight\n1. nine ten\n"
         );
     }
 }

@@ -13,6 +13,12 @@ use crate::{
     model::{FlowEvent, Mark, Named, Rto, RunEvent, Updated},
 };
 
+/// So many of a thing, as `1 flow` or `2 flows`.
+pub fn several(number: u64, thing: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{plural}")
+}
+
 /// Writes events. `mark`: which event it is, and when it was.
 pub trait Output {
     /// Writes an event of a flow, with its names.

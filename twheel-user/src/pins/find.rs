@@ -211,7 +211,7 @@ pub(crate) fn first_of(instance: &Path) -> Option<String> {
     name.split_once('-').map(|(_, first)| unescape(first))
 }
 
-/// The interfaces that an instance's BPF links are attached to, each once.
+/// The interfaces that an instance's BPF links are attached to, each once, by name.
 pub(super) fn interfaces_of(instance: &Path) -> Result<Vec<String>> {
     let entries = match entries(instance) {
         // A user who may not read the directory has only the instance's name to go by.
@@ -229,6 +229,8 @@ pub(super) fn interfaces_of(instance: &Path) -> Result<Vec<String>> {
             interfaces.push(unescape(interface));
         }
     }
+    // A directory has no order.
+    interfaces.sort();
     Ok(interfaces)
 }
 

@@ -40,5 +40,5 @@ pub use self::{
 };
 pub(crate) use self::{
     find::{holding, renamed},
-    path::{entries, link_name},
+    path::{entries, link_name, unescape},
 };

@@ -183,8 +183,8 @@ function drawTalkers(status) {
 
 function drawReaper({ reaper }) {
   const outcomes = reaper?.outcomes ?? [];
-  const state = !reaper ? "There is no reaper." : reaper.paused ? "Paused." : reaper.queued > 0 ? `${count(reaper.queued)} flows wait.`
-    : outcomes.length > 0 ? "Nothing waits." : "It has done nothing: nothing was asked of it.";
+  const state = !reaper ? "There is no reaper." : reaper.paused ? "Paused." : reaper.queued > 0 ? `${count(reaper.queued)} ${reaper.queued === 1 ? "action is" : "actions are"} queued.`
+    : outcomes.length > 0 ? "No action is queued." : "No action was requested.";
   say("reaper", state);
   const rows = outcomes.map((it) => [it.action, it.meaning, count(it.count)]);
   table("outcomes", rows.length > 0 ? [{ head: "action" }, { head: "outcome" }, { head: "flows", number: true }] : [], rows);

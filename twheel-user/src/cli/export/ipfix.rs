@@ -14,6 +14,7 @@ use crate::{
         tls::Client,
     },
     failure::{Failure, Kind},
+    given,
 };
 
 /// Send ended flows to an IPFIX collector
@@ -36,16 +37,16 @@ pub(super) struct IpfixExport {
     #[arg(long)]
     biflow: bool,
     /// Observation domain [default: a hash of the history's name]
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = given::number(0..=u32::MAX), allow_hyphen_values = true)]
     domain: Option<u32>,
     /// Send private elements, too, under this private enterprise number: yours
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "NUMBER", value_parser = given::number(1..=u32::MAX), allow_hyphen_values = true)]
     pen: Option<u32>,
     /// How often the exporter's statistics, and over UDP the templates, are sent again
     #[arg(long, value_name = "DURATION", value_parser = interval, default_value = "60s")]
     refresh: Duration,
     /// Most bytes of a message [default: 1400 over UDP, else 16384]
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(LEAST_MESSAGE as i64..=65_000))]
+    #[arg(long, value_name = "BYTES", value_parser = given::number(LEAST_MESSAGE as u16..=65_000), allow_hyphen_values = true)]
     message_size: Option<u16>,
     /// PEM file with the authorities whose collectors are trusted, instead of the system's; only with `tls`
     #[arg(long, value_name = "FILE")]

@@ -21,7 +21,7 @@ pub(super) struct Asked {
     #[command(flatten)]
     pub(super) place: Place,
     /// Only what ended, or happened, within this time
-    #[arg(long, value_name = "DURATION", value_parser = given::duration, default_value = "1h")]
+    #[arg(long, value_name = "DURATION", value_parser = given::duration, allow_hyphen_values = true, default_value = "1h")]
     since: Duration,
 }
 

@@ -12,6 +12,7 @@ use crate::{
         select::{Numbers, event_kind, while_read},
     },
     fleet::row::Row,
+    given,
     history::Past,
     model::EventKind,
     output::{json::Json, table::HELD, text::Text},
@@ -30,7 +31,7 @@ pub(super) struct Expired {
     #[command(flatten)]
     asked: Asked,
     /// Show only the last N
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = given::count, allow_hyphen_values = true)]
     limit: Option<usize>,
     /// Kinds of events to show, a list of `begin`, `update`, `end`, `rto`, `reap` and `run`. With a filter, only `end` is shown
     #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "end", add = complete::kinds())]

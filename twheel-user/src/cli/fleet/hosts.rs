@@ -37,16 +37,16 @@ pub(super) struct Hosts {
     #[command(flatten)]
     place: Place,
     /// Hosts of which anything has come within this time
-    #[arg(long, value_name = "DURATION", value_parser = given::duration, default_value = "1d")]
+    #[arg(long, value_name = "DURATION", value_parser = given::duration, allow_hyphen_values = true, default_value = "1d")]
     since: Duration,
     /// An instance is silent if neither an event nor a sign of life of its exporter has come for longer than this
-    #[arg(long, value_name = "DURATION", value_parser = given::duration, default_value = "5m")]
+    #[arg(long, value_name = "DURATION", value_parser = given::duration, allow_hyphen_values = true, default_value = "5m")]
     silent: Duration,
     /// An instance is behind if the oldest event that has not arrived is older than this
-    #[arg(long, value_name = "DURATION", value_parser = given::duration, default_value = "1m")]
+    #[arg(long, value_name = "DURATION", value_parser = given::duration, allow_hyphen_values = true, default_value = "1m")]
     behind: Duration,
     /// An instance is losing if at least N events are missing
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = given::number(0..=u64::MAX), allow_hyphen_values = true)]
     losing: u64,
     /// Show only instances with which something is wrong
     #[arg(long)]

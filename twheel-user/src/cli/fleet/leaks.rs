@@ -8,6 +8,7 @@ use super::ask::Asked;
 use crate::{
     cli::select::{Numbers, while_read},
     fleet::leaks::{self, By, Leak},
+    given,
     output::{
         json,
         table::{Column, Table, percent},
@@ -30,7 +31,7 @@ pub(super) struct Leaks {
     #[arg(long, value_enum, default_value = "service")]
     by: By,
     /// Show at most N lines
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = given::count, allow_hyphen_values = true)]
     limit: usize,
     #[command(flatten)]
     numbers: Numbers,

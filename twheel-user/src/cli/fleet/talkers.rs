@@ -10,7 +10,8 @@ use crate::{
         talkers::TalkerLine,
     },
     fleet::sums::{self, By},
-    output::{json, table},
+    given,
+    output::{json, several, table},
 };
 
 /// Count the ended flows of all hosts by address, port, host, process or rule
@@ -27,7 +28,7 @@ pub(super) struct Talkers {
     #[arg(long, value_enum, default_value = "src")]
     by: By,
     /// Show at most N lines
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = given::count, allow_hyphen_values = true)]
     limit: usize,
     #[command(flatten)]
     numbers: Numbers,
@@ -75,7 +76,11 @@ impl Talkers {
                 && first.talkers > talkers.len() as u64
             {
                 let more = first.talkers - talkers.len() as u64;
-                writeln!(out, "and {more} more, of {} flows in total", first.all)?;
+                writeln!(
+                    out,
+                    "and {more} more, of {} in total",
+                    several(first.all, "flow")
+                )?;
             }
             Ok(())
         })

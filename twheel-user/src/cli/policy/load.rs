@@ -91,7 +91,7 @@ fn print_moves(forecast: &Forecast, out: &mut impl Write) -> io::Result<()> {
     writeln!(
         out,
         "\n{:>10}  {:<from$}  {:<to$}  {:>10}  {:>10}",
-        "FLOWS", "FROM", "TO", "DUE", "UNPROTECTED"
+        "FLOWS", "FROM", "TO", "DUE", "MIGHT BE REAPED"
     )?;
     for (between, moved) in moves {
         let Moved {
@@ -101,7 +101,7 @@ fn print_moves(forecast: &Forecast, out: &mut impl Write) -> io::Result<()> {
         } = moved;
         writeln!(
             out,
-            "{flows:>10}  {:<from$}  {:<to$}  {due:>10}  {exposed:>11}",
+            "{flows:>10}  {:<from$}  {:<to$}  {due:>10}  {exposed:>15}",
             name(&between.from),
             name(&between.to),
         )?;
@@ -140,9 +140,9 @@ mod tests {
         assert_eq!(
             print(&forecast),
             "
-     FLOWS  FROM           TO               DUE  UNPROTECTED
-      1203  web            api                2            0
-         1  ssh-of-admins  -                  0            1
+     FLOWS  FROM           TO               DUE  MIGHT BE REAPED
+      1203  web            api                2                0
+         1  ssh-of-admins  -                  0                1
 "
         );
     }

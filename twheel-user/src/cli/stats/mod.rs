@@ -21,9 +21,10 @@ use super::select::{Numbers, Select, interval, while_read};
 use crate::{
     call,
     cost::Cost,
+    given::written,
     inspect::{CounterReadings, Reader},
     output::{
-        json,
+        json, several,
         table::{Column, Table, Units, wrapped},
     },
 };
@@ -66,7 +67,7 @@ struct Show {
     /// Also show the counts of each CPU
     #[arg(long)]
     cpus: bool,
-    /// Also measure for a second, or between the looks, what the programs cost: nanoseconds a packet, and the share of a CPU.
+    /// Also measure for a second, or between refreshes, what the programs cost: nanoseconds a packet, and the share of a CPU.
     /// The kernel's statistics of programs are switched on meanwhile, which takes CAP_SYS_ADMIN
     #[arg(long)]
     cost: bool,
@@ -297,7 +298,7 @@ fn write_text(
             writeln!(out, "{part}")?;
         }
     }
-    let held = reader.pins().interfaces()?;
+    let held = reader.interfaces()?;
     if held.len() <= COLUMNS {
         for interface in &held {
             match passed.get(interface) {
@@ -325,13 +326,13 @@ fn write_head(reader: &Reader, look: &Look, out: &mut dyn Write) -> Result<()> {
     let geometry = meta.geometry;
     writeln!(
         out,
-        "{} flows of at most {}; tick {}, {} wheel of {} x {} slots on each CPU; {}",
-        look.sum.live(),
+        "{} of at most {}; tick {}, {} wheel of {} x {} on each CPU; {}",
+        several(look.sum.live(), "flow"),
         meta.max_flows,
-        humantime::format_duration(reader.clock().duration(meta.tick.into())),
+        written(reader.clock().duration(meta.tick.into())),
         geometry.scheme_name(),
         geometry.levels,
-        1u64 << geometry.bits,
+        several(1 << geometry.bits, "slot"),
         if reader.pins().is_running()? {
             "twheel run is running"
         } else {

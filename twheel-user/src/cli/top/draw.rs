@@ -20,6 +20,7 @@ use super::{
     timeline::{self, WHEELS},
     views::View,
 };
+use crate::output::several;
 
 /// Lines of the screen below which there is no chart of the rates, and no wheel beside details.
 const LOW: u16 = 20;
@@ -167,7 +168,7 @@ fn heading(app: &App, most: u16) -> Line<'static> {
             format!("twheel {}", picture.interfaces),
             Modifier::BOLD.into(),
         ),
-        (format!("  {flows} flows"), plain),
+        (format!("  {}", several(flows, "flow")), plain),
     ];
     let lost = picture.look.sum.get(Counter::EventsLost);
     if lost > 0 {
@@ -313,16 +314,18 @@ fn draw_filter(app: &App, frame: &mut Frame, area: Rect) {
     if let Some(wrong) = wrong(app, area.width) {
         last = Some((format!("   {wrong}"), warning()));
     } else if app.filter.wrong.is_none() {
-        parts.push((format!("   {} flows", sums.matching), Style::new()));
+        parts.push((
+            format!("   {}", several(sums.matching, "flow")),
+            Style::new(),
+        ));
         if app.picture.speeds.are_known() {
             let bits = format!(", {} bit/s", scaled(sums.matching_bits));
             parts.push((bits, Style::new()));
         }
         if app.view.has_groups() {
-            parts.push((
-                format!(", {} {}", app.picture.group_count, app.view.name()),
-                Style::new(),
-            ));
+            let count = app.picture.group_count;
+            let groups = several(count, app.view.name().trim_end_matches('s'));
+            parts.push((format!(", {groups}"), Style::new()));
         }
     }
     if is_open {

@@ -215,7 +215,7 @@ pub fn cost(app: &App, costs: &[Cost]) -> Table {
                     "twheel_step" => "turns of a wheel",
                     "twheel_delete" => "flows to delete",
                     "twheel_enter" => "flows to enter",
-                    "twheel_sweep" => "sweeps of the table; the time",
+                    "twheel_sweep" => "sweeps of the table, and clock reads",
                     _ => "",
                 })
             }),

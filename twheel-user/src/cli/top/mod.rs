@@ -69,6 +69,7 @@ use super::{
 };
 use crate::{
     failure::{Failure, Kind},
+    filter::Field,
     history,
     owner::Owners,
 };
@@ -152,18 +153,15 @@ impl Top {
             .into());
         }
         let reader = self.select.open()?;
-        if let Some(sort) = self.sort.filter(|sort| !sort.is_known(known(&reader))) {
+        let known = known(&reader);
+        if let Some(sort) = self.sort.filter(|sort| !sort.is_known(known)) {
             let name = order::name(&sort);
-            let option = if name == "rtt" {
-                "--rto on"
-            } else {
-                "--accounting"
+            let field = match name.as_str() {
+                "rtt" => Field::Rtt,
+                _ => Field::Bytes,
             };
-            return Err(Failure::new(
-                Kind::Usage,
-                format!("--sort {name}: this is not known of the flows: start `twheel run` with {option}"),
-            )
-            .into());
+            let why = field.unknown(known).unwrap_or("is not known");
+            return Err(Failure::new(Kind::Usage, format!("--sort {name}: it {why}")).into());
         }
         let (width, height) = terminal::size().context("cannot read the size of this terminal")?;
         let start = Start {
