@@ -458,8 +458,14 @@ fn interfaces_are_found_by_list_and_by_a_new_name() -> Result<()> {
     host.batch("link set twd0 down\nlink set twd0 name twd1\nlink set twd1 up\n")?;
     twheel.await_stderr("twd0: renamed to twd1")?;
     for name in ["twd0", "twd1"] {
-        lines(host, &["stats", "--iface", name])?;
+        let stats = lines(host, &["stats", "--iface", name])?;
+        let says = |text: &str| stats.iter().any(|line| line.starts_with(text));
+        ensure!(says("twd1: 0 packets received"), "{stats:#?}");
+        ensure!(!says("twd0: "), "{stats:#?}");
     }
+    let listed = lines(host, &["list", "--json"])?;
+    let both = format!("[\"{SERVER}\",\"twd1\"]");
+    ensure!(listed.iter().any(|line| line.contains(&both)), "{listed:?}");
     twheel.stop()?;
     refused(
         &host.twheel_once(&["detach", "--iface", "twd1"])?,

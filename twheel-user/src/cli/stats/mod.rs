@@ -297,7 +297,7 @@ fn write_text(
             writeln!(out, "{part}")?;
         }
     }
-    let held = reader.pins().interfaces()?;
+    let held = reader.pins().present_interfaces()?;
     if held.len() <= COLUMNS {
         for interface in &held {
             match passed.get(interface) {

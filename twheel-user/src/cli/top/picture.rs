@@ -51,7 +51,7 @@ impl Picture {
     pub fn new(reader: Reader) -> Result<Self> {
         let now = reader.now()?;
         Ok(Self {
-            interfaces: reader.pins().interfaces()?.join(", "),
+            interfaces: reader.pins().present_interfaces()?.join(", "),
             is_running: reader.pins().is_running()?,
             look: stats::Look::at(&reader)?,
             rates: None,
