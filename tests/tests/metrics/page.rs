@@ -178,10 +178,26 @@ fn the_page_fits_can_be_read_and_used_without_a_mouse() -> Result<()> {
         let how = format!("{width} pixels, dark: {dark}: {found}");
         assert_eq!(found["width"], width, "{how}");
         assert_eq!(found["scrolls"], width, "it scrolls sideways: {how}");
-        for wrong in ["outside", "pale", "unreachable", "unlabelled", "elsewhere"] {
+        for wrong in [
+            "outside",
+            "pale",
+            "faint",
+            "alike",
+            "unreachable",
+            "unlabelled",
+            "elsewhere",
+        ] {
             assert_eq!(found[wrong], Value::Array(Vec::new()), "{wrong}: {how}");
         }
         assert_eq!(found["unscoped"], 0, "{how}");
+        let shades = found["shades"].as_array().context("no shades")?;
+        let shades: Vec<_> = shades.iter().filter_map(Value::as_f64).collect();
+        assert_eq!(shades.len(), 4, "{how}");
+        // Each stands out from the one before.
+        assert!(
+            shades.windows(2).all(|it| it[1] > 1.3 * it[0]),
+            "the shades are not in order: {how}"
+        );
         let back = found["back"].as_str().context("no colour")?;
         let is_dark = back.starts_with("rgb(20,");
         assert_eq!(is_dark, dark, "{back}");
