@@ -257,7 +257,7 @@ fn a_search_finds_and_says_what_is_wrong_and_where() -> Result<()> {
     let traffic = Traffic::start(&pair)?;
     let ended = expiries(&watched.twheel, traffic.reset)?;
     let view = View {
-        seconds: 14,
+        seconds: 20,
         ..View::default()
     };
     let steps = probe(
@@ -268,7 +268,13 @@ fn a_search_finds_and_says_what_is_wrong_and_where() -> Result<()> {
     )?;
     let ends: Vec<_> = ended.iter().rev().map(|it| it.dst.to_string()).collect();
     assert_eq!(steps["first"], Value::from(ends.clone()), "{steps}");
+    // What is typed is no search yet.
+    let typed = serde_json::json!({
+        "said": "", "found": "The latest 3 ends.", "rows": ends.clone(), "hash": "",
+    });
+    assert_eq!(steps["typed"], typed, "{steps}");
     let wrong = &steps["wrong"];
+    assert_eq!(wrong["told"], 1, "it is said again and again: {steps}");
     let said = wrong["said"].as_str().context("nothing is said")?;
     let mut lines = said.lines();
     let first = lines.next().unwrap_or_default();
