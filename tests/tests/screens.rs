@@ -6,19 +6,22 @@ use std::{
     os::fd::OwnedFd,
     process::{Command, Stdio},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
+use etherparse::{PacketBuilder, PacketBuilderStep, UdpHeader};
 use nix::{
     pty::{Winsize, openpty},
     sys::signal::{Signal, kill},
     unistd::{Pid, geteuid},
 };
+use twheel::output::table::HELD;
 use twheel_tests::{
     directory::Directory,
-    netns::{Namespace, require_root},
-    pair::{Busy, Pair, SERVER},
+    netns::{Namespace, PATIENCE, require_root},
+    pair::{Busy, CLIENT, Pair, SERVER},
+    path,
     running::{Ended, PolicyFile, Twheel, once, twheel_bin, wait_within},
 };
 
@@ -196,6 +199,56 @@ fn long_addresses_and_large_numbers_shift_no_column() -> Result<()> {
     drop((far, open));
     twheel.stop()?;
     pair.server.check_clean(SERVER)
+}
+
+/// Sends a datagram over IPv4 from each of so many addresses, and one over IPv6 whose addresses are
+/// as long as possible.
+fn send_datagrams(pair: &Pair, count: u32) -> Result<()> {
+    let socket = pair.client.enter(|| path::open(CLIENT, 0))?;
+    let send = |packet: PacketBuilderStep<UdpHeader>| {
+        let mut frame = Vec::new();
+        packet.write(&mut frame, b"!")?;
+        path::send(&socket, &frame)
+    };
+    let ethernet = || PacketBuilder::ethernet2([2; 6], [4; 6]);
+    for number in 0..count {
+        let [_, high, middle, low] = number.to_be_bytes();
+        let packet = ethernet().ipv4([10, high, middle, low], [10, 0, 0, 2], 64);
+        send(packet.udp(40_000, 53))?;
+    }
+    let packet = ethernet().ipv6([0xfd; 16], [0xfe; 16], 64);
+    send(packet.udp(40_000, 53))
+}
+
+/// Also in a table with more rows than wait until the widths are known.
+#[test]
+fn a_long_address_at_the_end_shifts_no_column() -> Result<()> {
+    require_root();
+    for count in [1_200, HELD as u32 + 100] {
+        let pair = Pair::new()?;
+        let args = ["--iface", SERVER, "--proto", "udp", "--max-flows", "200000"];
+        let twheel = Twheel::start(
+            &pair.server,
+            &[&args[..], &["--timeout", "udp=1h"]].concat(),
+        )?;
+        send_datagrams(&pair, count)?;
+        let until = Instant::now() + PATIENCE;
+        while pair.server.counter("created")? <= u64::from(count) {
+            ensure!(Instant::now() < until, "some flows are missing");
+            thread::sleep(Duration::from_millis(50));
+        }
+        for sort in [&[][..], &["--sort", "dst"], &["--sort", "dst", "--reverse"]] {
+            let table = lines(&pair.server, &[&["flows"], sort].concat())?;
+            ensure!(table.len() >= count as usize + 2, "{sort:?}");
+            let first = &table[0];
+            ensure!(first.len() > 2 * "[fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd]:40000".len());
+            let other = table.iter().find(|line| line.len() != first.len());
+            ensure!(other.is_none(), "{count} {sort:?}:\n{first}\n{other:?}");
+        }
+        twheel.stop()?;
+        pair.server.check_clean(SERVER)?;
+    }
+    Ok(())
 }
 
 /// What bash proposes for the last word of a command line.
@@ -540,8 +593,14 @@ fn interfaces_are_found_by_list_and_by_a_new_name() -> Result<()> {
     host.batch("link set twd0 down\nlink set twd0 name twd1\nlink set twd1 up\n")?;
     twheel.await_stderr("twd0: renamed to twd1")?;
     for name in ["twd0", "twd1"] {
-        lines(host, &["stats", "--iface", name])?;
+        let stats = lines(host, &["stats", "--iface", name])?;
+        let says = |text: &str| stats.iter().any(|line| line.starts_with(text));
+        ensure!(says("twd1: 0 packets received"), "{stats:#?}");
+        ensure!(!says("twd0: "), "{stats:#?}");
     }
+    let listed = lines(host, &["list", "--json"])?;
+    let both = format!("[\"{SERVER}\",\"twd1\"]");
+    ensure!(listed.iter().any(|line| line.contains(&both)), "{listed:?}");
     twheel.stop()?;
     refused(
         &host.twheel_once(&["detach", "--iface", "twd1"])?,

@@ -191,6 +191,13 @@ impl Watch {
             || choose(&self.places, &self.names, &self.gone, interface, label).is_some()
     }
 
+    /// The interface has another name now.
+    pub fn rename(&mut self, interface: u32, label: &str) -> Result<()> {
+        let place = self.alive.get(&interface).copied();
+        // The only interface has no place.
+        self.set_label(place.unwrap_or(NO_INTERFACE), label)
+    }
+
     fn set_label(&mut self, place: u32, label: &str) -> Result<()> {
         let mut bytes = [0; LABEL_BYTES];
         for (byte, of) in bytes.iter_mut().zip(label.bytes()) {
@@ -386,9 +393,24 @@ pub fn by_interface(pins: &Pins, places: &[Vec<Counters>]) -> Result<Vec<(String
     if interfaces.is_empty() {
         // A single interface has no place of its own.
         let all = Counters::sum(places.iter().flatten());
-        interfaces.extend(pins.interfaces()?.into_iter().map(|name| (name, all)));
+        interfaces.extend(only(pins)?.map(|name| (name, all)));
     }
     Ok(interfaces)
+}
+
+/// The present name of the interface of an instance that was made for a single one; `None`: it is
+/// attached to none.
+///
+/// # Errors
+///
+/// A map or the directory cannot be read.
+pub fn only(pins: &Pins) -> Result<Option<String>> {
+    // Its pins keep the name that it had when it was attached.
+    let Some(pinned) = pins.interfaces()?.into_iter().next() else {
+        return Ok(None);
+    };
+    let label = labels(pins)?.into_iter().nth(NO_INTERFACE as usize);
+    Ok(Some(label.filter(|it| !it.is_empty()).unwrap_or(pinned)))
 }
 
 /// The names of interfaces by place; empty for a place that no interface has.

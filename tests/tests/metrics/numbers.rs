@@ -1,12 +1,12 @@
 //! The numbers that are served, and who may read them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::Arc,
 };
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use twheel::{
     clock::Clock,
     data_plane::{DataPlane, Load, OBJECT},
@@ -17,12 +17,67 @@ use twheel::{
     stepper::Observer,
 };
 use twheel_tests::{
+    directory::Directory,
     netns::require_root,
     pair::{Busy, Family, PORT, Pair, SERVER},
     running::Twheel,
 };
 
-use crate::{Watched, expiries, millis, reply};
+use crate::{Numbers, Watched, expiries, millis, reply};
+
+/// Its series, its flows and its history have the name that it has now; the history is found by
+/// each name that it had.
+#[test]
+fn a_renamed_interface_has_its_present_name() -> Result<()> {
+    const NOW: &str = "renamed0";
+    require_root();
+    for others in [&[][..], &["--iface", "other0"]] {
+        let pair = Pair::new()?;
+        let other = "link add other0 type veth peer name other1";
+        pair.server.ip(other)?;
+        let history = Directory::new("renamed")?;
+        let options = ["--history", history.path(), "--timeout", "10m,close=1s"];
+        let watched = Watched::start(&pair.server, &[&options[..], others].concat())?;
+        pair.connect(Family::V4)?.reset()?;
+        expiries(&watched.twheel, 1)?;
+        let series = |numbers: &Numbers, name: &str| -> BTreeSet<String> {
+            let samples = numbers.scrape.samples.iter();
+            let of = samples.filter(|it| it.labels.get("interface") == Some(name));
+            of.map(|it| it.metric.clone()).collect()
+        };
+        let before = series(&watched.scrape()?, SERVER);
+        assert!(before.contains("twheel_interface_bytes_total"));
+        pair.server.batch(&format!(
+            "link set {SERVER} down\nlink set {SERVER} name {NOW}\nlink set {NOW} up\n"
+        ))?;
+        watched
+            .twheel
+            .await_stderr("renamed to renamed0: still watched")?;
+        let numbers = watched.scrape()?;
+        assert_eq!(series(&numbers, NOW), before);
+        assert_eq!(series(&numbers, SERVER), BTreeSet::new());
+
+        let connection = pair.connect(Family::V4)?;
+        let flows = pair.server.twheel_once(&["flows", "--json"])?;
+        assert_eq!(flows.lines.len(), 1, "{flows:?}");
+        let flow = &flows.lines[0].text;
+        assert!(flow.contains("\"iface\":\"renamed0\""), "{flow}");
+        connection.reset()?;
+        let ended = watched.twheel.line(millis(10_000))?;
+        let ended = ended.context("the flow does not end")?.text;
+        assert!(ended.contains("\"iface\":\"renamed0\""), "{ended}");
+
+        assert_eq!(watched.twheel.stop()?.code(), Some(0));
+        for name in [SERVER, NOW] {
+            let args = ["expired", "--history", history.path(), "--iface", name];
+            let expired = pair.server.twheel_once(&args)?;
+            assert_eq!(expired.code(), Some(0), "{name}: {}", expired.stderr);
+            assert_eq!(expired.lines.len(), 2, "{name}: {expired:?}");
+        }
+        pair.server.check_clean(NOW)?;
+    }
+    Ok(())
+}
 
 #[test]
 fn the_numbers_are_those_of_what_was_reported() -> Result<()> {

@@ -175,10 +175,26 @@ fn the_page_fits_can_be_read_and_used_without_a_mouse() -> Result<()> {
         let how = format!("{width} pixels, dark: {dark}: {found}");
         assert_eq!(found["width"], width, "{how}");
         assert_eq!(found["scrolls"], width, "it scrolls sideways: {how}");
-        for wrong in ["outside", "pale", "unreachable", "unlabelled", "elsewhere"] {
+        for wrong in [
+            "outside",
+            "pale",
+            "faint",
+            "alike",
+            "unreachable",
+            "unlabelled",
+            "elsewhere",
+        ] {
             assert_eq!(found[wrong], Value::Array(Vec::new()), "{wrong}: {how}");
         }
         assert_eq!(found["unscoped"], 0, "{how}");
+        let shades = found["shades"].as_array().context("no shades")?;
+        let shades: Vec<_> = shades.iter().filter_map(Value::as_f64).collect();
+        assert_eq!(shades.len(), 4, "{how}");
+        // Each stands out from the one before.
+        assert!(
+            shades.windows(2).all(|it| it[1] > 1.3 * it[0]),
+            "the shades are not in order: {how}"
+        );
         let back = found["back"].as_str().context("no colour")?;
         let is_dark = back.starts_with("rgb(20,");
         assert_eq!(is_dark, dark, "{back}");
@@ -238,7 +254,7 @@ fn a_search_finds_and_says_what_is_wrong_and_where() -> Result<()> {
     let traffic = Traffic::start(&pair)?;
     let ended = expiries(&watched.twheel, traffic.reset)?;
     let view = View {
-        seconds: 14,
+        seconds: 20,
         ..View::default()
     };
     let steps = probe(
@@ -249,7 +265,13 @@ fn a_search_finds_and_says_what_is_wrong_and_where() -> Result<()> {
     )?;
     let ends: Vec<_> = ended.iter().rev().map(|it| it.dst.to_string()).collect();
     assert_eq!(steps["first"], Value::from(ends.clone()), "{steps}");
+    // What is typed is no search yet.
+    let typed = serde_json::json!({
+        "said": "", "found": "The latest 3 ends.", "rows": ends.clone(), "hash": "",
+    });
+    assert_eq!(steps["typed"], typed, "{steps}");
     let wrong = &steps["wrong"];
+    assert_eq!(wrong["told"], 1, "it is said again and again: {steps}");
     let said = wrong["said"].as_str().context("nothing is said")?;
     let mut lines = said.lines();
     let first = lines.next().unwrap_or_default();

@@ -4,6 +4,7 @@ use std::{cmp::Ordering, time::SystemTime};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
+use twheel_common::counter::Counters;
 
 use super::{
     first::{First, Order},
@@ -13,10 +14,14 @@ use super::{
 use crate::{
     failure::{Failure, Kind},
     filter::{Field, Filter, Knowable},
+    flows::Flow,
     given,
     inspect::Reader,
     model::Tracked,
-    output::{json, table},
+    output::{
+        json,
+        table::{self, HELD},
+    },
     owner::Owners,
 };
 
@@ -125,8 +130,27 @@ impl Flows {
             let columns = reader.columns();
             let mut table = table::flows(columns);
             // The ages of all flows are of now, however long the list takes.
-            let time = SystemTime::now();
-            self.each(&reader, &filter, |tracked| {
+            let (time, now) = (SystemTime::now(), reader.now()?);
+            let sorted = self.sort.map(|key| self.sorted(key, &reader, &filter, now));
+            let each = |then: &mut dyn FnMut(&Tracked) -> Result<()>| match &sorted {
+                Some(sorted) => sorted.iter().try_for_each(then),
+                None => passing(&reader, &filter, now)
+                    .take(self.limit.unwrap_or(usize::MAX))
+                    .try_for_each(|(_, tracked)| then(&tracked)),
+            };
+            let count = match &sorted {
+                Some(sorted) => sorted.len(),
+                None => self.most(&reader)?,
+            };
+            if !self.json && count > HELD {
+                // The owner stands in the last column, which has no width.
+                each(&mut |tracked| {
+                    let named = reader.known_as(&tracked.flow);
+                    table.measure(&table::flow(tracked, named, columns, units));
+                    Ok(())
+                })?;
+            }
+            each(&mut |tracked| {
                 let mut named = reader.known_as(&tracked.flow);
                 let owner = owners.as_mut().and_then(|it| it.find(&tracked.flow, named));
                 named.owner = owner.as_ref();
@@ -146,27 +170,29 @@ impl Flows {
         listed
     }
 
-    /// Passes each flow that matches the filter to `then`, in order.
-    fn each(
-        &self,
-        reader: &Reader,
-        filter: &Filter,
-        mut then: impl FnMut(&Tracked) -> Result<()>,
-    ) -> Result<()> {
+    /// The first flows that match the filter, in order.
+    fn sorted(&self, key: Key, reader: &Reader, filter: &Filter, now: u32) -> Vec<Tracked> {
         let limit = self.limit.unwrap_or(usize::MAX);
-        let flows = reader.flows(reader.now()?);
-        let passing = flows.filter(|(_, tracked)| reader.matches(filter, tracked));
-        match self.sort {
-            Some(key) => {
-                let mut first = First::new(key, self.reverse, limit);
-                // `for_each` and not a loop: flows are then passed from one iterator to the next
-                // without being copied.
-                passing.for_each(|(flow, tracked)| first.take(flow.index, tracked));
-                first.sorted().try_for_each(|tracked| then(&tracked))
-            }
-            None => passing
-                .take(limit)
-                .try_for_each(|(_, tracked)| then(&tracked)),
-        }
+        let mut first = First::new(key, self.reverse, limit);
+        // `for_each` and not a loop: flows are then passed from one iterator to the next without
+        // being copied.
+        passing(reader, filter, now).for_each(|(flow, tracked)| first.take(flow.index, tracked));
+        first.sorted().collect()
     }
+
+    /// At least as many flows as are listed.
+    fn most(&self, reader: &Reader) -> Result<usize> {
+        let live = Counters::sum(&reader.counted()?.cpus).live();
+        Ok(self.limit.unwrap_or(usize::MAX).min(live as usize))
+    }
+}
+
+/// The flows that match a filter, in the order of the table.
+fn passing<'a>(
+    reader: &'a Reader,
+    filter: &'a Filter,
+    now: u32,
+) -> impl Iterator<Item = (Flow, Tracked)> + 'a {
+    let flows = reader.flows(now);
+    flows.filter(|(_, tracked)| reader.matches(filter, tracked))
 }

@@ -164,13 +164,13 @@ fn instance(found: FoundInstance, left: &mut BTreeMap<String, History>) -> Liste
     let name = pins::lasting_name(&found.path);
     Listed {
         namespace: namespace_of(&name).to_owned(),
-        interfaces: found.interfaces,
         state: match (found.current, found.held) {
             (false, _) => State::OtherVersion,
             (true, true) => State::Running,
             (true, false) => State::Stopped,
         },
-        pins: Some(found.path),
+        pins: Some(found.path.clone()),
+        interfaces: found.present_interfaces(),
         history: left.remove(&name),
         name,
     }

@@ -13,7 +13,7 @@ use twheel_common::state::{INDEX_BITS, Way, elsewhere};
 use super::{
     report::Notes,
     setup::Setup,
-    targets::{Coming, Targets, Then, Why},
+    targets::{Coming, Gone, Targets, Then, Why},
 };
 use crate::{
     attach::{self, ProgramSource},
@@ -243,7 +243,7 @@ impl<'a> Interfaces<'a> {
             if let Change::Is(is) = change
                 && last.get(&is.index) == Some(&true)
             {
-                self.note(is);
+                self.note(is)?;
                 attached |= self.come(plane, is)?;
             }
         }
@@ -387,18 +387,21 @@ impl<'a> Interfaces<'a> {
     fn leave(&mut self, index: u32) -> Result<bool> {
         self.common.watch.borrow_mut().leave(self.number(index))?;
         let selection = &self.common.setup.selection;
-        let Some((name, then)) = self.targets.gone(selection, index) else {
+        let Some(Gone { name, called, then }) = self.targets.gone(selection, index) else {
             return Ok(false);
         };
         // If the interface has moved to another network namespace, its packets would still be seen
         // there.
         self.instance.detach_from(&name)?;
         let then = match then {
-            Then::Awaited => ": waiting for it",
-            Then::Matches => "",
-            Then::Over => ": start `twheel run` again when it is back, or use --wait-iface",
+            Then::Awaited if called != name => format!(": waiting for {name}"),
+            Then::Awaited => ": waiting for it".to_owned(),
+            Then::Matches => String::new(),
+            Then::Over => {
+                format!(": start `twheel run` again when {name} is back, or use --wait-iface")
+            }
         };
-        let label = self.label(&name);
+        let label = self.label(&called);
         say!("{label}: disappeared: detached, its flows end by their timeouts{then}");
         self.note_detached(&label);
         Ok(true)
@@ -435,23 +438,29 @@ impl<'a> Interfaces<'a> {
     }
 
     /// Notes the new name and MTU of an interface that is watched.
-    fn note(&mut self, is: &Interface) {
+    fn note(&mut self, is: &Interface) -> Result<()> {
         let Some(changed) = self.targets.note(is) else {
-            return;
+            return Ok(());
         };
-        let (prefix, name) = (self.label(""), &changed.name);
-        if changed.is_renamed {
-            let now = &is.name;
-            say!(
-                "{prefix}{name}: renamed to {now}: still watched, and still called {prefix}{name} \
-                 by twheel"
-            );
+        let label = self.label(&is.name);
+        if let Some(earlier) = changed.renamed {
+            let earlier = self.label(&earlier);
+            self.common
+                .watch
+                .borrow_mut()
+                .rename(self.number(is.index), &label)?;
+            say!("{earlier}: renamed to {}: still watched", is.name);
+            // From now on events and the history have the new name.
+            self.note_detached(&earlier);
+            let event = RunEvent::at(Happened::Attached, &label);
+            self.common.notes.borrow_mut().push(event);
         }
         if changed.has_new_mtu {
-            say!("{prefix}{name}: MTU changed to {}: still watched", is.mtu);
+            say!("{label}: MTU changed to {}: still watched", is.mtu);
         }
         // The interface may have become a port.
         self.tell_twice(is);
+        Ok(())
     }
 
     /// Attaches to an interface that exists, if it is selected and not attached. Returns whether it
@@ -472,7 +481,7 @@ impl<'a> Interfaces<'a> {
             let known_as = self.number(old.index);
             self.common.watch.borrow_mut().leave(known_as)?;
             self.instance.detach_from(&is.name)?;
-            self.note_detached(&self.label(&is.name));
+            self.note_detached(&self.label(&old.called));
         }
         let attached = match coming {
             Coming::Nothing => false,

@@ -108,13 +108,22 @@ pub enum Then {
     Over,
 }
 
+/// An interface that has disappeared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gone {
+    /// The name that was asked for.
+    pub name: String,
+    /// The name that it had at last.
+    pub called: String,
+    /// What follows.
+    pub then: Then,
+}
+
 /// What has changed about an interface that is attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
-    /// The name that was asked for.
-    pub name: String,
-    /// It was renamed.
-    pub is_renamed: bool,
+    /// If it was renamed: the name that it had before.
+    pub renamed: Option<String>,
     /// Its MTU has changed.
     pub has_new_mtu: bool,
 }
@@ -258,21 +267,19 @@ impl Targets {
             return None;
         };
         let changed = Changed {
-            name: target.name.clone(),
-            is_renamed: attached.called != is.name,
+            renamed: (attached.called != is.name)
+                .then(|| mem::replace(&mut attached.called, is.name.clone())),
             has_new_mtu: attached.mtu != is.mtu,
         };
-        attached.called.clone_from(&is.name);
         attached.mtu = is.mtu;
         Some(changed)
     }
 
-    /// The interface has disappeared. Returns the target's name and what follows; `None`: it was
-    /// not attached.
-    pub fn gone(&mut self, selection: &Selection, index: u32) -> Option<(String, Then)> {
+    /// The interface has disappeared. `None`: it was not attached.
+    pub fn gone(&mut self, selection: &Selection, index: u32) -> Option<Gone> {
         self.refused.remove(&index);
         let at = self.find_attached(index)?;
-        self.detach(at);
+        let called = self.detach(at)?.called;
         let target = &self.all[at];
         let name = target.name.clone();
         let then = if target.state == State::Awaited {
@@ -283,7 +290,7 @@ impl Targets {
             Then::Over
         };
         self.give_up(at);
-        Some((name, then))
+        Some(Gone { name, called, then })
     }
 }
 
@@ -304,6 +311,14 @@ mod tests {
         }
     }
 
+    fn gone(name: &str, then: Then) -> Gone {
+        Gone {
+            name: name.to_owned(),
+            called: name.to_owned(),
+            then,
+        }
+    }
+
     #[test]
     fn an_interface_that_was_named_is_waited_for_if_that_was_said() {
         let eth0 = selection("eth0");
@@ -319,7 +334,7 @@ mod tests {
             assert_eq!(targets.coming(&eth0, &is(7, "eth0")), Coming::Nothing);
             assert_eq!(targets.gone(&eth0, 8), None);
             let then = if wait { Then::Awaited } else { Then::Over };
-            assert_eq!(targets.gone(&eth0, 7), Some(("eth0".to_owned(), then)));
+            assert_eq!(targets.gone(&eth0, 7), Some(gone("eth0", then)));
             assert_eq!((targets.len(), targets.attached().count()), (1, 0));
             let left = if wait { State::Awaited } else { State::Absent };
             assert_eq!(targets.all[0].state, left);
@@ -336,8 +351,8 @@ mod tests {
         targets.attach(at, 3, 1500);
         assert_eq!(targets.enter("veth3"), at);
         assert_eq!(targets.known().collect::<Vec<_>>(), [3]);
-        let gone = targets.gone(&veths, 3);
-        assert_eq!(gone, Some(("veth3".to_owned(), Then::Matches)));
+        let found = targets.gone(&veths, 3);
+        assert_eq!(found, Some(gone("veth3", Then::Matches)));
         assert_eq!(targets.len(), 0);
     }
 
@@ -363,13 +378,21 @@ mod tests {
         let mut targets = Targets::new(eth0.names(), true);
         targets.attach(0, 7, 1500);
         let changed = targets.note(&is(7, "old0")).unwrap();
-        assert!(changed.is_renamed && !changed.has_new_mtu);
-        assert_eq!(changed.name, "eth0");
+        assert!(!changed.has_new_mtu);
+        assert_eq!(changed.renamed.as_deref(), Some("eth0"));
+        let changed = targets.note(&is(7, "old1")).unwrap();
+        assert_eq!(changed.renamed.as_deref(), Some("old0"));
         assert_eq!(targets.coming(&eth0, &is(8, "eth0")), Coming::Awaited(0));
         let old = targets.detach(0).unwrap();
-        assert_eq!((old.index, old.called.as_str()), (7, "old0"));
+        assert_eq!((old.index, old.called.as_str()), (7, "old1"));
         targets.attach(0, 8, 1500);
         assert_eq!(targets.note(&is(7, "old0")), None);
-        assert_eq!(targets.clear(), [8]);
+        assert!(targets.note(&is(8, "new0")).is_some());
+        let wanted = Gone {
+            called: "new0".to_owned(),
+            ..gone("eth0", Then::Awaited)
+        };
+        assert_eq!(targets.gone(&eth0, 8), Some(wanted));
+        assert!(targets.clear().is_empty());
     }
 }

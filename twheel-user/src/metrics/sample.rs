@@ -78,6 +78,7 @@ pub(super) struct Sample {
 struct Reading {
     at: Instant,
     counters: Counters,
+    /// By place: new ones come behind those that were there.
     interfaces: Vec<(String, Counters)>,
     bytes: BTreeMap<String, [u64; 2]>,
     reasons: Reasons,
@@ -298,9 +299,10 @@ impl Reading {
         (self.at - before.at).as_secs_f64().max(1e-3)
     }
 
-    /// Bits a second of an interface.
-    fn bits(&self, before: &Self, name: &str) -> Option<[f64; 2]> {
-        let (now, before_it) = (self.bytes.get(name)?, before.bytes.get(name)?);
+    /// Bits a second of an interface, by its number among them. It may have had another name.
+    fn bits(&self, before: &Self, number: usize) -> Option<[f64; 2]> {
+        let bytes = |of: &Self| of.bytes.get(&of.interfaces.get(number)?.0).copied();
+        let (now, before_it) = (bytes(self)?, bytes(before)?);
         let seconds = self.seconds(before);
         // An interface that was made anew under the same name counts from 0.
         let bits = |at: usize| 8.0 * now[at].saturating_sub(before_it[at]) as f64 / seconds;
@@ -308,10 +310,8 @@ impl Reading {
     }
 
     fn rates(&self, before: &Self) -> Rates {
-        let known: Vec<_> = self
-            .interfaces
-            .iter()
-            .filter_map(|(name, _)| self.bits(before, name))
+        let known: Vec<_> = (0..self.interfaces.len())
+            .filter_map(|number| self.bits(before, number))
             .collect();
         let sum = |at: usize| known.iter().map(|bits| bits[at]).sum::<f64>();
         Rates {
@@ -327,11 +327,12 @@ impl Reading {
         let mut interfaces: Vec<_> = self
             .interfaces
             .iter()
-            .map(|(name, counters)| {
-                let was = before.and_then(|it| it.interfaces.iter().find(|(it, _)| it == name));
+            .enumerate()
+            .map(|(number, (name, counters))| {
+                let was = before.and_then(|it| it.interfaces.get(number));
                 let was = was.map_or(&none, |(_, counters)| counters);
                 let rates = Rates {
-                    bits: before.and_then(|before| self.bits(before, name)),
+                    bits: before.and_then(|before| self.bits(before, number)),
                     ..rates(counters, was, seconds)
                 };
                 let name = name.clone();

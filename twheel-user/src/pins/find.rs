@@ -1,13 +1,13 @@
 //! Which instances exist, and which one holds an interface.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     os::fd::AsFd,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result};
-use nix::net::if_::if_nametoindex;
+use nix::net::if_::{if_indextoname, if_nametoindex};
 
 use super::{
     access::is_held,
@@ -33,6 +33,16 @@ pub struct FoundInstance {
     pub interfaces: Vec<String>,
     /// A running twheel uses it.
     pub held: bool,
+}
+
+impl FoundInstance {
+    /// The same interfaces by the names that they have now, if they are in this network namespace.
+    pub fn present_interfaces(self) -> Vec<String> {
+        match self.namespace.is_some() && self.namespace == namespace().ok() {
+            true => present(&self.path, self.interfaces),
+            false => self.interfaces,
+        }
+    }
 }
 
 /// All instances that exist.
@@ -150,17 +160,44 @@ pub(crate) fn renamed(interface: &str) -> Result<Option<(PathBuf, String)>> {
     for instance in all_here(&version())? {
         for entry in entries(&instance)? {
             let name = name(&entry);
-            let Some((_, earlier)) = name.split_once('@') else {
-                continue;
-            };
-            // What is no BPF link, such as the note of a filter, tells no interface.
-            let held = bpf::open(&entry).and_then(|link| bpf::interface_of(link.as_fd()));
-            if held.is_ok_and(|held| held == index) {
+            if let Some((_, earlier)) = name.split_once('@')
+                && index_of(&entry) == Some(index)
+            {
                 return Ok(Some((instance, unescape(earlier))));
             }
         }
     }
     Ok(None)
+}
+
+/// The names that the interfaces of an instance of this network namespace have now. Pins keep those
+/// that they had when they were attached.
+pub(super) fn present(instance: &Path, interfaces: Vec<String>) -> Vec<String> {
+    let mut indexes = HashMap::new();
+    for pin in entries(instance).unwrap_or_default() {
+        if let Some((_, earlier)) = name(&pin).split_once('@') {
+            let index = indexes.entry(unescape(earlier)).or_insert(None);
+            *index = index.or_else(|| index_of(&pin));
+        }
+    }
+    let called = |earlier: String| {
+        let index = indexes.get(&earlier).copied().flatten();
+        let called = index.and_then(|index| if_indextoname(index).ok()?.into_string().ok());
+        called.unwrap_or(earlier)
+    };
+    interfaces.into_iter().map(called).collect()
+}
+
+/// The index of the interface that a BPF link is attached to, or that the note of a filter names.
+/// `None`: the pin is none of these, or may not be opened.
+fn index_of(pin: &Path) -> Option<u32> {
+    let name = name(pin);
+    let (what, _) = name.split_once('@')?;
+    if let Some((_, index)) = what.split_once('-') {
+        return index.parse().ok();
+    }
+    let link = bpf::open(pin).ok()?;
+    bpf::interface_of(link.as_fd()).ok()
 }
 
 /// An interface's name within its network namespace: `eth0` of `blue/eth0`.

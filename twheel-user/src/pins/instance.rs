@@ -20,7 +20,7 @@ use twheel_common::state::MAX_NAMESPACES;
 
 use super::{
     access::{check_ours, is_held, make_directories, make_directory, permit, try_lock},
-    find::{all_here, all_interfaces_of, choose, first_of, holding, quoted, renamed},
+    find::{all_here, all_interfaces_of, choose, first_of, holding, present, quoted, renamed},
     objects::Pins,
     parts::{NETNS, parts},
     path::{Hook, entries, escape, in_the_way, link_name, root, version},
@@ -126,7 +126,7 @@ impl Instance {
         }
         let mut all = Vec::new();
         for path in all_here(&version())? {
-            let held = all_interfaces_of(&path)?;
+            let held = present(&path, all_interfaces_of(&path)?);
             if !held.is_empty() {
                 all.push((path, held.join(", ")));
             } else if is_held(&path)? == Some(true) {

@@ -14,7 +14,7 @@ use nix::fcntl::{Flock, FlockArg};
 
 use super::{
     access::try_lock,
-    find::interfaces_of,
+    find::{interfaces_of, present},
     parts::parts,
     path::{Hook, in_the_way, lasting_name, link_name, name, refused},
 };
@@ -90,6 +90,12 @@ impl Pins {
     /// The interfaces that its BPF links are attached to.
     pub fn interfaces(&self) -> Result<Vec<String>> {
         interfaces_of(&self.0)
+    }
+
+    /// The same, by the names that they have now: pins keep those that they had when they were
+    /// attached.
+    pub fn present_interfaces(&self) -> Result<Vec<String>> {
+        Ok(present(&self.0, self.interfaces()?))
     }
 
     /// The programs that are pinned, those for other network namespaces included.

@@ -17,6 +17,7 @@ use crate::{
     maps::{Open, array, pinned},
     pins::Pins,
     progress::ProgressBar,
+    watched,
 };
 
 /// What a new policy does to the live flows of an instance.
@@ -186,9 +187,8 @@ pub fn sweep_all(pins: &Pins, progress: &ProgressBar) -> Result<LiveFlows> {
 /// The index of the interface of an instance that was made for a single one; 0 if there is none of
 /// its name now.
 pub(super) fn only_interface(pins: &Pins) -> Result<u32> {
-    let names = pins.interfaces()?;
-    let index = |name: &String| if_nametoindex(name.as_str()).ok();
-    Ok(names.iter().find_map(index).unwrap_or(0))
+    let index = |name: String| if_nametoindex(name.as_str()).ok();
+    Ok(watched::only(pins)?.and_then(index).unwrap_or(0))
 }
 
 /// Sweeps the flows of one CPU's wheel, in a table of `records` records, and adds them up. This

@@ -14,6 +14,7 @@ use crate::{
     owner::{Cgroups, is_at},
     policy::cgroups::CgroupSet,
     sockets::{FoundSocket, Protocol},
+    watched,
 };
 
 /// The cgroups that a rule's actions are limited to, for the present flow.
@@ -122,7 +123,7 @@ impl Worker {
         let zone = self.names.zone(event.key.zone())?;
         let interface = match event.point.interface() {
             0 => {
-                let only = self.pins.interfaces()?.into_iter().next();
+                let only = watched::only(&self.pins)?;
                 only.and_then(|name| if_nametoindex(name.as_str()).ok())
             }
             place => {

@@ -184,6 +184,7 @@ export function drawDue(due) {
 // in half a round.
 
 const radius = (level) => 84 - 21 * level;
+const BAND = 15; // the width of a ring, as in style.css
 // The least number of flows of each colour.
 const SHADES = [1, 10, 100, 1000];
 
@@ -219,7 +220,9 @@ function wheel(of, status) {
     const labels = marks.map(([part, x, y]) => svg("text", { x, y }, span(part * level.round)));
     return [svg("circle", { class: "ring", r }), ring, ...labels];
   });
-  const now = svg("path", { class: "hand", d: "M0 -99L-4 -92L4 -92ZM0 -92L0 -12" });
+  // The hand stands beside the rings, so that it covers no place.
+  const beside = of.levels.map((_, at) => `M0 ${BAND / 2 - radius(at)}L0 ${BAND / 2 - radius(at) + 5}`).join("");
+  const now = svg("path", { class: "hand", d: `M0 -99L-4 -92.5L4 -92.5Z${beside}` });
   const rounds = of.levels.map((level) => span(level.round)).join(", ");
   const held = of.levels.map((level) => level.slots).join(", ");
   const name = of.cpu === undefined ? `all ${status.wheels.cpus} CPUs` : `CPU ${of.cpu}`;

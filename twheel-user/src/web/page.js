@@ -201,7 +201,8 @@ function drawInterfaces(status) {
 
 // ---- The latest ends.
 
-let refused = null; // the filter that was refused
+let chosen = ""; // the filter of what is shown: what is typed counts once it is searched for
+let refused = false; // that is not a filter
 let searched = false; // the next answer is one to a search: screen readers tell it, and no later ones
 
 const ENDS = [...by("ends").querySelectorAll("th")].map((it) => ({ number: it.className === "number" }));
@@ -214,25 +215,23 @@ function drawEnds(found) {
   by("found").setAttribute("aria-live", searched ? "polite" : "off");
   searched = false;
   const shown = found.flows.length < found.matching ? `, the latest ${count(found.flows.length)} are shown` : "";
-  say("found", by("filter").value.trim() === "" ? `The latest ${count(found.of)} ends${shown}.`
+  say("found", chosen.trim() === "" ? `The latest ${count(found.of)} ends${shown}.`
     : `${count(found.matching)} of the latest ${count(found.of)} ends match${shown}. Earlier ones: twheel expired.`);
 }
 
 async function askEnds() {
-  const filter = by("filter").value;
-  if (filter === refused) return;
+  if (refused) return;
+  const filter = chosen;
   try {
     const found = await get(`api/ended?filter=${encodeURIComponent(filter)}`);
-    if (by("filter").value !== filter) return;
-    refused = null;
+    if (chosen !== filter) return;
     by("filter").removeAttribute("aria-invalid");
     say("wrong", "");
     drawEnds(found);
   } catch (error) {
     if (error.status !== 400) throw error;
-    if (by("filter").value !== filter) return;
-    // While somebody types, a filter is often not one yet: this is told when it is searched for.
-    refused = filter;
+    if (chosen !== filter) return;
+    refused = true;
     by("latest").replaceChildren();
     by("filter").setAttribute("aria-invalid", "true");
     say("found", "");
@@ -242,7 +241,9 @@ async function askEnds() {
 
 function search(filter, go) {
   by("filter").value = filter;
-  [refused, searched] = [null, true];
+  // What was wrong is said again if it still is.
+  if (refused) say("wrong", "");
+  [chosen, refused, searched] = [filter, false, true];
   // So the address can be passed on, and is there again after a reload.
   window.history.replaceState(null, "", filter === "" ? location.pathname : `#filter=${encodeURIComponent(filter)}`);
   if (go) by("ends").scrollIntoView({ behavior: still.matches ? "auto" : "smooth" });
@@ -256,7 +257,7 @@ by("search").addEventListener("submit", (event) => {
 // An emptied filter shows all again.
 by("filter").addEventListener("search", () => { if (by("filter").value === "") search("", false); });
 const given = new URLSearchParams(location.hash.slice(1)).get("filter");
-if (given) by("filter").value = given;
+if (given) by("filter").value = chosen = given;
 
 // ---- Updates: once a second, while the page is visible.
 
