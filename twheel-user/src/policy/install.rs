@@ -30,7 +30,7 @@ use super::{
     cgroups,
     compile::Compiled,
     follow::{self, LiveFlows},
-    rule::{Policy, Reap, Timeouts, refuse},
+    rule::{Policy, Reap, Timeouts},
 };
 use crate::{
     action::Action,
@@ -40,6 +40,7 @@ use crate::{
     pins::Pins,
     progress::ProgressBar,
     settings::longest_timeout,
+    toml_file::refuse,
     zones::Zones,
 };
 
