@@ -12,6 +12,7 @@
 //! | How fast is it? | `bench` |
 //! | What does a whole fleet look like? | `fleet` |
 //! | What goes into a package? | `man`, `dashboards` |
+//! | What is the image of containers? | `image` |
 
 mod apt;
 mod bench;
@@ -21,6 +22,7 @@ mod ebpf;
 mod fleet;
 mod fleet_tools;
 mod fuzz;
+mod image;
 mod lint;
 mod man;
 mod mutants;
@@ -155,6 +157,11 @@ enum Task {
     /// Write the dashboards of a fleet for Grafana into dist/grafana
     Dashboards,
 
+    /// Write an OCI image of static programs, as an archive that container engines load
+    ///
+    /// Without a registry and without a container engine. The same programs give the same archive.
+    Image(image::Options),
+
     /// Only install what the other commands need
     Setup,
 }
@@ -197,6 +204,7 @@ fn main() -> ExitCode {
         }),
         Task::Man => man::man(),
         Task::Dashboards => dashboards::write(),
+        Task::Image(options) => image::image(&options),
         Task::Setup => setup::setup(),
     };
     match result {
