@@ -6,7 +6,7 @@
 //! | question | modules |
 //! |---|---|
 //! | How is another program run? | `sh` |
-//! | What must a machine have? | `setup`, `apt`, `fleet_tools`, `prometheus` |
+//! | What must a machine have? | `setup`, `apt`, `python`, `fleet_tools`, `kubernetes_tools`, `prometheus` |
 //! | What builds the eBPF objects, and what is built around them? | `toolchain`, `ebpf`, `run`, `cross` |
 //! | Is it right? | `lint`, `test`, `fuzz`, `mutants`, `vm` |
 //! | How fast is it? | `bench` |
@@ -23,10 +23,12 @@ mod fleet;
 mod fleet_tools;
 mod fuzz;
 mod image;
+mod kubernetes_tools;
 mod lint;
 mod man;
 mod mutants;
 mod prometheus;
+mod python;
 mod run;
 mod setup;
 mod sh;
