@@ -16,6 +16,7 @@ use nix::{
 };
 use twheel::failure::Kind;
 use twheel_tests::{
+    directory::Directory,
     netns::{Namespace, PINS, remove_pins, require_root},
     pair::{Family, Pair, SERVER},
     running::{Ended, Twheel, once, twheel_bin},
@@ -171,6 +172,30 @@ fn unusable_arguments() -> Result<()> {
         host.check_clean(SERVER)?;
     }
     Ok(())
+}
+
+#[test]
+fn configuration_files() -> Result<()> {
+    let host = host()?;
+    let directory = Directory::new("config")?;
+    let file = &directory.file("run.toml");
+    let refused = |text: &str, more: &[&str], words: &[&str]| {
+        fs::write(file, text)?;
+        let ended = host.twheel_once(&[&["run", "--config", file], more].concat())?;
+        check_refused(&ended, Kind::Usage, words).with_context(|| text.to_owned())?;
+        host.check_clean(SERVER)
+    };
+    let unknown = [&format!("{file}:2:1: "), "`max_flows`", "write max-flows"];
+    refused("keep = true\nmax_flows = 1\n", &[], &unknown)?;
+    refused("keep = true\n", &[], &["no interface", "--iface"])?;
+    let iface = format!("iface = \"{SERVER}\"\n");
+    refused(&iface, &["--tick", "61s"], &["--tick", "give"])?;
+
+    // The command line wins.
+    fs::write(file, format!("{iface}tick = \"61s\"\njson = true\n"))?;
+    let ended = Twheel::start(&host, &["--config", file, "--tick", "50ms"])?.stop()?;
+    ensure!(ended.code() == Some(0), "{ended:?}");
+    host.check_clean(SERVER)
 }
 
 #[test]

@@ -5,11 +5,12 @@
 //! | question | module |
 //! |---|---|
 //! | **options and input** | |
-//! | the commands and their arguments; durations and sizes as users give them | [`cli`], [`given`] |
+//! | the commands and their arguments, from the command line and from files; durations and sizes as users give them | [`cli`], [`given`] |
 //! | settings of the data plane, in its units | [`settings`], [`timeouts`], [`clock`] |
 //! | which interfaces, in which zones | [`patterns`], [`zones`] |
 //! | which flows | [`filter`] |
 //! | timeouts and actions per service | [`policy`] |
+//! | TOML files, and where in them an error is | [`toml_file`] |
 //! | exit codes, and progress bars | [`failure`], [`progress`] |
 //! | **the running twheel** | |
 //! | from start to end | [`daemon`] |
@@ -113,6 +114,7 @@ pub mod stub;
 pub mod tc;
 pub mod tcx;
 pub mod timeouts;
+pub mod toml_file;
 mod verifier;
 pub mod watched;
 pub mod wheels;

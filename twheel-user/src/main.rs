@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use twheel::{
     cli::{Cli, complete},
     failure::{exit_code, is_broken_pipe},
@@ -10,7 +9,7 @@ use twheel::{
 
 fn main() -> ExitCode {
     complete::answer();
-    match Cli::parse().execute() {
+    match Cli::read().and_then(Cli::execute) {
         Ok(()) => ExitCode::SUCCESS,
         // A broken pipe is no error: `| head` has read what it wanted.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,

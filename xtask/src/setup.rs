@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result};
 
 use crate::{
-    apt, ebpf, fleet_tools, prometheus,
+    apt, ebpf, fleet_tools, kubernetes_tools, prometheus,
     sh::{self, say},
 };
 
@@ -15,6 +15,7 @@ pub fn setup() -> Result<()> {
     tests()?;
     kafka()?;
     fleet_tools::install();
+    kubernetes_tools::install();
     prometheus::install();
     say!("Ready.");
     Ok(())

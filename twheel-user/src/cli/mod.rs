@@ -3,6 +3,7 @@
 pub mod clickhouse;
 pub mod complete;
 mod completions;
+mod config;
 mod delete;
 mod detach;
 mod doctor;
@@ -55,6 +56,7 @@ enum Command {
     Fleet(fleet::Fleet),
     Plan(plan::Plan),
     Policy(policy::Policy),
+    Config(config::Config),
     Doctor(Box<doctor::Doctor>),
     Completions(completions::Completions),
     Man(man::Man),
@@ -93,6 +95,7 @@ impl Cli {
             Command::Fleet(fleet) => fleet.execute(),
             Command::Plan(plan) => plan.execute(),
             Command::Policy(policy) => policy.execute(),
+            Command::Config(config) => config.execute(),
             Command::Doctor(doctor) => doctor.execute(),
             Command::Completions(completions) => completions.execute(),
             Command::Man(man) => man.execute(),

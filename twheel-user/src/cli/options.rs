@@ -12,7 +12,7 @@ use twheel_common::{
     config::Config, flow::ZONES, packet::Protocols, rule::Rule, wheel::MAX_LEVELS,
 };
 
-use super::{SchemeName, complete, reap::Reap, select::event_kind};
+use super::{SchemeName, complete, config::ConfigFile, reap::Reap, select::event_kind};
 use crate::{
     action::Action,
     clock::Clock,
@@ -37,6 +37,10 @@ use crate::{
 /// What a run may be told.
 #[derive(Args)]
 pub struct Options {
+    /// Configuration file: these options, as TOML (`twheel config example`). May be repeated; a later file wins over an
+    /// earlier one, and this command line over all. `-` before the path: the file may be missing
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, allow_hyphen_values = true)]
+    pub config: Vec<ConfigFile>,
     /// Wait for interfaces that do not exist yet, and for those that disappear to come back
     #[arg(long)]
     pub wait_iface: bool,

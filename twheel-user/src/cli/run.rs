@@ -5,12 +5,15 @@ use clap::Args;
 
 use super::{complete, options::Options};
 use crate::{
+    action::Action,
     clock::Clock,
     daemon::{self, Setup},
     failure::{Failure, Kind},
     netns::NamespaceSelection,
     order,
     patterns::Selection,
+    policy::install,
+    reap::Mandate,
 };
 
 /// Watch interfaces and print each flow that has ended
@@ -25,11 +28,12 @@ Examples:
   twheel run --iface eth0 --timeout established=1h,syn_sent=20s
   twheel run --iface eth0 --metrics 9435    # then open http://127.0.0.1:9435/
   twheel run --iface tun0 --wait-iface      # wait for tun0, and again when it disappears
-  twheel run --iface eth0 --keep     # after Ctrl-C flows stay tracked; the next run adopts them")]
+  twheel run --iface eth0 --keep     # after Ctrl-C flows stay tracked; the next run adopts them
+  twheel run --config eth0.toml      # options from a file: `twheel config example`")]
 pub struct Run {
     /// Interface, or a list with commas; or a pattern such as 'veth*', or all (except lo), for interfaces that exist and
     /// those that appear later; may be repeated
-    #[arg(long = "iface", value_name = "NAME", required = true, add = complete::interfaces())]
+    #[arg(long = "iface", value_name = "NAME", required_unless_present = "config", add = complete::interfaces())]
     interfaces: Vec<String>,
     /// Exclude these from the interfaces that --iface patterns match: a name, pattern or list
     #[arg(long, value_name = "NAME", add = complete::excluded())]
@@ -45,6 +49,36 @@ pub struct Run {
 
 impl Run {
     pub(super) fn execute(self) -> Result<()> {
+        let level = self.options.log_level;
+        env_logger::Builder::new()
+            .filter_level(log::LevelFilter::Warn)
+            .filter_module("twheel", level.max(log::LevelFilter::Warn))
+            .format_timestamp(None)
+            .init();
+        let (setup, reap) = self.setup()?;
+        daemon::run(setup, reap)
+    }
+
+    /// Checks the options, and the policy file that they name.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Usage`]: what [`execute`](Self::execute) would refuse before it touches an interface.
+    pub(super) fn check(self) -> Result<()> {
+        let (setup, _) = self.setup()?;
+        if let Some(policy) = &setup.policy {
+            let (config, _) = &setup.config;
+            install::asks_for(policy, setup.clock, config, Action::EnforceReset)?;
+        }
+        Ok(())
+    }
+
+    fn setup(self) -> Result<(Setup, Mandate)> {
+        if self.interfaces.is_empty() {
+            let what =
+                "no interface: give --iface NAME, or iface = \"NAME\" in a configuration file";
+            return Err(Failure::new(Kind::Usage, what).into());
+        }
         let mut selection = Selection::new(&self.interfaces, &self.exclude)?;
         if let Some((namespace, interface)) = selection.names().find_map(|it| it.rsplit_once('/')) {
             let message = format!(
@@ -57,12 +91,6 @@ impl Run {
             selection = selection.everywhere();
         }
         let options = self.options;
-        env_logger::Builder::new()
-            .filter_level(log::LevelFilter::Warn)
-            .filter_module("twheel", options.log_level.max(log::LevelFilter::Warn))
-            .format_timestamp(None)
-            .init();
-
         let clock = Clock::jiffies()?;
         let (config, reap) = options.config(clock, selection.count())?;
         options.check_zones(&selection, &namespaces)?;
@@ -91,6 +119,6 @@ impl Run {
             log_level: options.log_level,
             stepping: options.stepping,
         };
-        daemon::run(setup, reap)
+        Ok((setup, reap))
     }
 }

@@ -10,8 +10,9 @@ use twheel_common::policy::{
 use super::{
     compile,
     network::Ranges,
-    rule::{Policy, Rule, refuse},
+    rule::{Policy, Rule},
 };
+use crate::toml_file::refuse;
 
 /// Refuses rules that no flow can match, or that do not fit into the kernel's tables.
 pub(super) fn check(policy: &Policy) -> Result<()> {

@@ -14,8 +14,9 @@ use twheel_common::policy::{
 
 use super::{
     network::Network,
-    rule::{Policy, Rule, refuse},
+    rule::{Policy, Rule},
 };
+use crate::toml_file::refuse;
 
 /// A policy as the data plane has it: the contents of its maps, and (as [`Tables`]) the same
 /// lookups on the host.

@@ -30,7 +30,7 @@ use super::{
     cgroups,
     compile::Compiled,
     follow::{self, Effect, retimed},
-    rule::{Policy, Reap, Timeouts, refuse},
+    rule::{Policy, Reap, Timeouts},
 };
 use crate::{
     action::Action,
@@ -40,6 +40,7 @@ use crate::{
     pins::Pins,
     progress::ProgressBar,
     settings::longest_timeout,
+    toml_file::refuse,
     zones::Zones,
 };
 
@@ -241,13 +242,21 @@ pub fn install(
         let before = |name: Option<&str>| {
             let number = match name.map(padded) {
                 None => 0,
-                Some(name) => (1..usize::from(UNRULED)).find(|at| name.as_ref().ok() == Some(&known[*at]))?,
+                Some(name) => {
+                    (1..usize::from(UNRULED)).find(|at| name.as_ref().ok() == Some(&known[*at]))?
+                }
             };
             Some(before[number].timeouts)
         };
         let rules = policy.map_or(&[][..], |(policy, _)| &policy.rules);
         let names = rules.iter().map(|rule| Some(rule.name.as_str()));
-        retimed(before, [None].into_iter().chain(names).zip([&unruled].into_iter().chain(&of_rules)))
+        retimed(
+            before,
+            [None]
+                .into_iter()
+                .chain(names)
+                .zip([&unruled].into_iter().chain(&of_rules)),
+        )
     };
     let mut numbers = [0u16; 256];
     let mut taken = [false; RULES];

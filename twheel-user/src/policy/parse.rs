@@ -4,18 +4,18 @@ use std::{fmt::Display, ops::RangeInclusive, time::Duration};
 
 use anyhow::Result;
 use humantime::{format_duration, parse_duration};
-use toml::{
-    Spanned,
-    de::{DeInteger, DeTable, DeValue},
-};
+use toml::de::{DeInteger, DeValue};
 use twheel_common::policy::{Hook, MAX_RULES, MAX_VLAN, Protocol, TIMEOUTS, TimeoutName};
 
 use super::{
     cgroups,
     network::{Network, number},
-    rule::{Location, Policy, Reap, Rule, Timeouts, refuse},
+    rule::{Policy, Reap, Rule, Timeouts},
 };
-use crate::action::{Action, Actions};
+use crate::{
+    action::{Action, Actions},
+    toml_file::{self, Location, Value, entries, quoted, refuse, type_of},
+};
 
 const KEYS: &str =
     "name, dport, src, dst, any, iface, vlan, zone, direction, proto, timeouts, reap";
@@ -24,19 +24,9 @@ const MAX_NAME: usize = 64;
 /// The kernel's IFNAMSIZ, without the terminator.
 const MAX_INTERFACE_NAME: usize = 15;
 
-type Value<'a> = Spanned<DeValue<'a>>;
-
 /// Parses rules, and checks what can be checked of each rule by itself.
 pub(super) fn parse(file: &str, bytes: &[u8], allowed: RangeInclusive<Duration>) -> Result<Policy> {
-    let text = str::from_utf8(bytes).map_err(|error| {
-        let before = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
-        let place = place(&before, before.len());
-        refuse(
-            file,
-            place,
-            "this byte is not UTF-8: a policy is TOML, which is UTF-8",
-        )
-    })?;
+    let text = toml_file::text(file, bytes, "policy")?;
     Parser {
         file,
         text,
@@ -53,11 +43,7 @@ struct Parser<'a> {
 
 impl Parser<'_> {
     fn policy(&self) -> Result<Policy> {
-        let document = DeTable::parse(self.text).map_err(|error| {
-            let at = error.span().map_or(self.text.len(), |span| span.start);
-            let what = error.message().trim().replace('\n', ", ");
-            self.error(at, format!("not TOML: {what}"))
-        })?;
+        let document = toml_file::parse(self.file, self.text)?;
         let mut timeouts = [None; TIMEOUTS];
         let mut reap = None;
         let mut rules = Vec::new();
@@ -455,13 +441,7 @@ impl Parser<'_> {
     }
 
     fn wrong_type(&self, key: &str, value: &Value, allowed: &str) -> anyhow::Error {
-        let kind = value.get_ref().type_str();
-        let article = if kind.starts_with(['a', 'i']) {
-            "an"
-        } else {
-            "a"
-        };
-        self.at(value, format!("{key} is {article} {kind}: {allowed}"))
+        self.at(value, format!("{key} is {}: {allowed}", type_of(value)))
     }
 
     fn unknown_key(&self, at: usize, key: &str, allowed: &str) -> anyhow::Error {
@@ -480,32 +460,8 @@ impl Parser<'_> {
     }
 
     fn place(&self, at: usize) -> Location {
-        place(self.text, at)
+        Location::new(self.text, at)
     }
-}
-
-/// The entries in the order of the file, so that the first error is the first in the file.
-fn entries<'t, 'i>(
-    table: &'t DeTable<'i>,
-) -> Vec<(&'t Spanned<std::borrow::Cow<'i, str>>, &'t Value<'i>)> {
-    let mut entries: Vec<_> = table.iter().collect();
-    entries.sort_by_key(|(key, _)| key.span().start);
-    entries
-}
-
-/// The line and column of a byte.
-fn place(text: &str, at: usize) -> Location {
-    let before = text.get(..at).unwrap_or(text);
-    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-    Location {
-        line: before.matches('\n').count() + 1,
-        column: before[line_start..].chars().count() + 1,
-    }
-}
-
-/// The text as the user gave it, but on one line and without control characters for a terminal.
-fn quoted(text: &str) -> String {
-    format!("`{}`", text.escape_debug())
 }
 
 /// An integer that fits into 32 bits without a sign.

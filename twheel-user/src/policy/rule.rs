@@ -8,29 +8,11 @@ use twheel_common::{
 };
 
 use super::network::Network;
-use crate::{
-    action::Actions,
-    failure::{Failure, Kind},
-};
+use crate::{action::Actions, toml_file::Location};
 
 /// A timeout for each [`TimeoutName`](twheel_common::policy::TimeoutName); `None`: the timeout that
 /// the flow would have without this rule or policy.
 pub type Timeouts = [Option<Duration>; TIMEOUTS];
-
-/// A location in a file. Lines and columns count from 1; columns are characters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Location {
-    /// Line.
-    pub line: usize,
-    /// Column.
-    pub column: usize,
-}
-
-impl fmt::Display for Location {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.line, self.column)
-    }
-}
 
 /// The content of a policy file, checked.
 #[derive(Clone, Debug)]
@@ -326,9 +308,4 @@ pub fn hook_name(hook: Hook) -> &'static str {
         Hook::Ingress => "in",
         Hook::Egress => "out",
     }
-}
-
-/// An error at a location in a file.
-pub(super) fn refuse(file: &str, place: Location, what: impl fmt::Display) -> anyhow::Error {
-    Failure::new(Kind::Usage, format!("{file}:{place}: {what}")).into()
 }

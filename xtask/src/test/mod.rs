@@ -21,7 +21,7 @@ use self::{
     skips::Skip,
 };
 use crate::{
-    fleet_tools, fuzz, prometheus, run, setup,
+    fleet_tools, fuzz, kubernetes_tools, prometheus, run, setup,
     sh::{self, say},
 };
 
@@ -402,6 +402,7 @@ pub fn test(which: Which, args: &[String]) -> Result<()> {
     let mut built = run::build_whole(None)?;
     if !which.faults && !which.soak {
         built.fleet_tools = fleet_tools::install();
+        built.kubernetes_tools = kubernetes_tools::install();
         built.prometheus = prometheus::install();
     }
     let mut sum = Sum::default();

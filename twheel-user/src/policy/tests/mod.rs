@@ -11,7 +11,10 @@ use twheel_common::policy::{
 };
 
 use super::*;
-use crate::failure::exit_code;
+use crate::{
+    failure::{Kind, exit_code},
+    toml_file::Location,
+};
 
 const ALLOWED: RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(1_000_000);
