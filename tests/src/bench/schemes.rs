@@ -1,4 +1,4 @@
-//! Nanoseconds and bytes of the schemes of `twheel_common::schemes`, and the tables of the paper.
+//! Nanoseconds and bytes of the schemes of `twheel_timers`, and the tables of the paper.
 //!
 //! Varghese & Lauck, *Hashed and Hierarchical Timing Wheels*.
 

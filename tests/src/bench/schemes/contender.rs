@@ -7,10 +7,10 @@ use hierarchical_hash_wheel_timer::{
     wheels::{Skip, cancellable::QuadWheelWithOverflow},
 };
 use tokio::{runtime::Runtime, time::Instant};
-use tokio_util::time::{DelayQueue, delay_queue::Key};
-use twheel_common::schemes::{
-    End, Growing, Handle, Hashed, HashedOrdered, Heap, Hierarchical, Ordered, Scheme, Simple,
-    Timers, Unordered,
+use tokio_util::time::{DelayQueue, delay_queue};
+use twheel_timers::{
+    End, Growing, Hashed, HashedOrdered, Heap, Hierarchical, Key, Ordered, Scheme, Simple, Timers,
+    Unordered,
 };
 
 use super::stopwatch;
@@ -145,7 +145,7 @@ fn ours<S: Scheme<u64> + 'static>(n: usize, scheme: S) -> Box<dyn Contender> {
 
 struct Ours<S> {
     scheme: S,
-    timers: Vec<Handle>,
+    timers: Vec<Key>,
     now: u64,
 }
 
@@ -153,7 +153,7 @@ impl<S: Scheme<u64>> Contender for Ours<S> {
     fn start(&mut self, intervals: &[u32]) {
         self.timers.clear();
         for (id, interval) in (0..).zip(intervals) {
-            let timer = self.scheme.start_timer(self.now, (*interval).into(), id);
+            let timer = self.scheme.insert(self.now, (*interval).into(), id);
             self.timers.push(must(timer));
         }
     }
@@ -162,7 +162,7 @@ impl<S: Scheme<u64>> Contender for Ours<S> {
         for (id, interval) in order.iter().zip(intervals) {
             let timer = self
                 .scheme
-                .start_timer(self.now, (*interval).into(), (*id).into());
+                .insert(self.now, (*interval).into(), (*id).into());
             self.timers[*id as usize] = must(timer);
         }
     }
@@ -170,16 +170,13 @@ impl<S: Scheme<u64>> Contender for Ours<S> {
     fn rearm(&mut self, order: &[u32], intervals: &[u32]) {
         for (id, interval) in order.iter().zip(intervals) {
             let timer = self.timers[*id as usize];
-            must(
-                self.scheme
-                    .restart_timer(timer, self.now, (*interval).into()),
-            );
+            must(self.scheme.reset(timer, self.now, (*interval).into()));
         }
     }
 
     fn stop(&mut self, order: &[u32]) {
         for id in order {
-            self.scheme.stop_timer(self.timers[*id as usize]);
+            self.scheme.remove(self.timers[*id as usize]);
         }
     }
 
@@ -188,14 +185,14 @@ impl<S: Scheme<u64>> Contender for Ours<S> {
     }
 
     fn handles(&self) -> usize {
-        self.timers.capacity() * size_of::<Handle>()
+        self.timers.capacity() * size_of::<Key>()
     }
 
     fn expire(&mut self) -> usize {
         let mut count = 0;
         loop {
-            let done = self.scheme.per_tick_bookkeeping(self.now, BUDGET);
-            while self.scheme.expiry_processing().is_some() {
+            let done = self.scheme.advance(self.now, BUDGET);
+            while self.scheme.pop_expired().is_some() {
                 count += 1;
             }
             if done {
@@ -208,7 +205,7 @@ impl<S: Scheme<u64>> Contender for Ours<S> {
 /// Runs on tokio's paused clock, so that time passes only when told to.
 struct Queue {
     queue: DelayQueue<u64>,
-    keys: Vec<Key>,
+    keys: Vec<delay_queue::Key>,
     runtime: Runtime,
     now: Instant,
 }
@@ -278,7 +275,7 @@ impl Contender for Queue {
     }
 
     fn handles(&self) -> usize {
-        self.keys.capacity() * size_of::<Key>()
+        self.keys.capacity() * size_of::<delay_queue::Key>()
     }
 
     fn expire(&mut self) -> usize {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use twheel_common::schemes::End;
+use twheel_timers::End;
 
 use super::{
     Operation, Results, contender, drain,
