@@ -9,10 +9,9 @@
 //!   prefetch them. A linked list names the next timer only once the present one is there.
 //! - A block is freed when its last timer goes. So memory is bounded by what is armed, at the worst
 //!   by one block a timer.
-//! - Which entries of a block are timers is not in the block, but in an array of two bytes for each
-//!   block, which the cache holds: that of a million timers has 160 KB. So to remove a timer, its
-//!   block is not touched, either, unless it was the last one there; and to add one, nobody waits
-//!   for the block to be loaded.
+//! - A block is only its entries. Which of them are timers, and the chain, are in arrays beside
+//!   them, of 14 bytes for each block, which the cache holds longest. So to remove a timer, its
+//!   block is not touched, either; and to add one, nobody waits for it to be loaded.
 
 use alloc::{vec, vec::Vec};
 
@@ -22,9 +21,9 @@ use crate::{
 };
 
 /// Timers in a block: with them it fills a cache line.
-const ENTRIES: u32 = 13;
+const ENTRIES: u32 = 1 << BITS;
 
-/// log2 of the numbers of entries for each block in an [`At`].
+/// log2 of that.
 const BITS: u32 = 4;
 
 /// A timer's place: the number of its block, and of its entry there.
@@ -50,44 +49,53 @@ pub const fn slot_of(list: List) -> Option<u32> {
 
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
-struct Block {
-    entries: [u32; ENTRIES as usize],
+struct Block([u32; ENTRIES as usize]);
+
+// SAFETY: integers.
+unsafe impl Zeroed for Block {}
+
+/// Where a block is.
+#[derive(Clone, Copy, Debug)]
+struct Chain {
     next: u32,
     prev: u32,
     list: List,
 }
 
 // SAFETY: integers.
-unsafe impl Zeroed for Block {}
+unsafe impl Zeroed for Chain {}
 
 #[derive(Clone, Copy, Debug)]
 struct Ends {
     /// The first block.
     head: u32,
-    /// The place of the next timer: the last block and, if it has room, its next entry. In an empty
-    /// list there is no room.
+    /// The place after that of the last timer that was added. It is the next one's if it is in the
+    /// same block; if it is the first of a block, there is no room.
     next: At,
 }
 
-const EMPTY: Ends = Ends {
-    head: NIL,
-    next: NIL << BITS | ENTRIES,
-};
+const EMPTY: Ends = Ends { head: NIL, next: 0 };
 
 impl Ends {
+    /// Whether the next timer needs a new block.
+    #[inline(always)]
+    fn is_full(self) -> bool {
+        self.next & (ENTRIES - 1) == 0
+    }
+
     /// The last block.
     #[inline(always)]
     fn tail(self) -> u32 {
         match self.head {
             NIL => NIL,
-            _ => self.next >> BITS,
+            _ => self.next.wrapping_sub(1) >> BITS,
         }
     }
 
     /// How many entries of the last block are used.
     #[inline(always)]
     fn used(self) -> u32 {
-        self.next & ((1 << BITS) - 1)
+        (self.next.wrapping_sub(1) & (ENTRIES - 1)) + 1
     }
 }
 
@@ -106,6 +114,7 @@ struct Walk {
 #[derive(Debug)]
 pub struct Blocks {
     blocks: Arena<Block>,
+    chain: Arena<Chain>,
     /// For each block, which of its entries are timers.
     live: Vec<u16>,
     /// Blocks from this one on were never used.
@@ -120,6 +129,7 @@ impl Blocks {
     pub fn new(slots: u32) -> Self {
         Self {
             blocks: Arena::new(),
+            chain: Arena::new(),
             live: Vec::new(),
             fresh: 0,
             vacant: Vec::new(),
@@ -148,6 +158,13 @@ impl Blocks {
         self.walk.block = NIL;
     }
 
+    /// Frees all memory but that of the lists themselves, which are empty.
+    pub fn release(&mut self) {
+        self.clear();
+        (self.blocks, self.chain) = (Arena::new(), Arena::new());
+        (self.live, self.vacant) = (Vec::new(), Vec::new());
+    }
+
     /// Whether a list is empty.
     #[inline(always)]
     pub fn is_empty(&self, list: List) -> bool {
@@ -159,14 +176,14 @@ impl Blocks {
     pub fn push<T>(&mut self, slab: &mut Slab<T, At>, list: List, timer: u32) -> bool {
         let ends = &mut self.ends[list as usize];
         let (mut at, was_empty) = (ends.next, ends.head == NIL);
-        if ends.used() < ENTRIES {
-            ends.next = at + 1;
-        } else {
+        if ends.is_full() {
             at = self.extend(list);
+        } else {
+            ends.next = at + 1;
         }
         *slab.link_mut(timer) = at;
-        let (block, entry) = (at >> BITS, at & ((1 << BITS) - 1));
-        self.blocks.at_mut(block).entries[entry as usize] = timer;
+        let (block, entry) = (at >> BITS, at & (ENTRIES - 1));
+        self.blocks.at_mut(block).0[entry as usize] = timer;
         self.live[block as usize] |= 1 << entry;
         was_empty
     }
@@ -181,10 +198,10 @@ impl Blocks {
         }
         ends.next = new << BITS | 1;
         if prev != NIL {
-            self.blocks.at_mut(prev).next = new;
+            self.chain.at_mut(prev).next = new;
         }
-        let block = self.blocks.at_mut(new);
-        (block.next, block.prev, block.list) = (NIL, prev, list);
+        let next = NIL;
+        *self.chain.at_mut(new) = Chain { next, prev, list };
         new << BITS
     }
 
@@ -197,6 +214,7 @@ impl Blocks {
         }
         if self.fresh == self.blocks.places() {
             self.blocks.grow();
+            self.chain.grow();
             self.live.resize(self.blocks.places() as usize, 0);
         }
         self.fresh += 1;
@@ -208,7 +226,7 @@ impl Blocks {
     pub fn remove(&mut self, at: At) -> Option<List> {
         let index = at >> BITS;
         let live = &mut self.live[index as usize];
-        *live &= !(1 << (at & ((1 << BITS) - 1)));
+        *live &= !(1 << (at & (ENTRIES - 1)));
         if *live != 0 {
             return None;
         }
@@ -217,9 +235,7 @@ impl Blocks {
 
     /// Frees a block without timers. Returns its list if that is now empty.
     fn free(&mut self, index: u32) -> Option<List> {
-        let &Block {
-            next, prev, list, ..
-        } = self.blocks.at(index);
+        let Chain { next, prev, list } = *self.chain.at(index);
         let walk = &mut self.walk;
         if index == walk.block {
             (walk.block, walk.entry) = (next, 0);
@@ -234,13 +250,13 @@ impl Blocks {
             ends.head = next;
         }
         if next == NIL {
-            ends.next = prev << BITS | ENTRIES;
+            ends.next = (prev << BITS).wrapping_add(ENTRIES);
         }
         if prev != NIL {
-            self.blocks.at_mut(prev).next = next;
+            self.chain.at_mut(prev).next = next;
         }
         if next != NIL {
-            self.blocks.at_mut(next).prev = prev;
+            self.chain.at_mut(next).prev = prev;
         }
         self.vacant.push(index);
         (prev == NIL && next == NIL).then_some(list)
@@ -267,10 +283,10 @@ impl Blocks {
         }
         let block = self.blocks.at(head);
         let live = &mut self.live[head as usize];
-        let timer = block.entries[live.trailing_zeros() as usize];
+        let timer = block.0[live.trailing_zeros() as usize % ENTRIES as usize];
         *live &= *live - 1;
         if *live == 0 {
-            let next = block.next;
+            let next = self.chain.at(head).next;
             self.free(head);
             if next != NIL {
                 enter(self, next);
@@ -292,10 +308,10 @@ impl Blocks {
     /// Prefetches what comes after a block: the timers of the next one, and the one after that.
     #[inline]
     fn enter<T>(&self, slab: &Slab<T, At>, index: u32) {
-        let next = self.blocks.at(index).next;
+        let next = self.chain.at(index).next;
         if next != NIL {
             self.prefetch_timers(slab, next);
-            let later = self.blocks.at(next).next;
+            let later = self.chain.at(next).next;
             if later != NIL {
                 self.blocks.prefetch(later);
             }
@@ -307,7 +323,7 @@ impl Blocks {
         let block = self.blocks.at(index);
         let mut live = self.live[index as usize];
         while live != 0 {
-            slab.prefetch(block.entries[live.trailing_zeros() as usize]);
+            slab.prefetch(block.0[live.trailing_zeros() as usize % ENTRIES as usize]);
             live &= live - 1;
         }
     }
@@ -332,7 +348,6 @@ impl Blocks {
             if walk.block == NIL {
                 return None;
             }
-            let block = self.blocks.at(walk.block);
             let is_last = walk.block == walk.end_block;
             let end = if is_last { walk.end_entry } else { ENTRIES };
             let live = u32::from(self.live[walk.block as usize]);
@@ -340,13 +355,14 @@ impl Blocks {
             if rest != 0 {
                 let entry = rest.trailing_zeros();
                 walk.entry = entry + 1;
-                return Some(block.entries[entry as usize]);
+                let block = self.blocks.at(walk.block);
+                return Some(block.0[(entry % ENTRIES) as usize]);
             }
             if is_last {
                 walk.block = NIL;
                 return None;
             }
-            let next = block.next;
+            let next = self.chain.at(walk.block).next;
             (walk.block, walk.entry) = (next, 0);
             self.enter(slab, next);
         }
@@ -391,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_walk_survives_that_any_timers_go_and_does_not_meet_new_ones() {
-        for count in [1, 12, 13, 14, 26, 30] {
+        for count in [1, 15, 16, 17, 32, 40] {
             for first in 0..count {
                 for gone in 0..=count {
                     // `gone` timers go from the first one on, while the walk has come to `count / 3`.

@@ -268,6 +268,10 @@ impl Structure for Growing {
         }
     }
 
+    fn release(&mut self) {
+        self.lists.release();
+    }
+
     fn clear(&mut self) {
         self.rings.rings.iter_mut().for_each(Ring::clear);
         self.lists.clear();

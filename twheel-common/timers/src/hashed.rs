@@ -155,6 +155,10 @@ impl Structure for Hashed {
         }
     }
 
+    fn release(&mut self) {
+        self.lists.release();
+    }
+
     fn clear(&mut self) {
         self.ring.clear();
         self.lists.clear();

@@ -177,6 +177,10 @@ impl Structure for Hierarchical {
         }
     }
 
+    fn release(&mut self) {
+        self.lists.release();
+    }
+
     fn clear(&mut self) {
         self.levels.clear();
         self.lists.clear();

@@ -103,6 +103,10 @@ impl Structure for Simple {
         self.0.next(slab, elapsed)
     }
 
+    fn release(&mut self) {
+        self.0.release();
+    }
+
     fn clear(&mut self) {
         self.0.clear();
     }

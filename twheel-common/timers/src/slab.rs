@@ -78,6 +78,9 @@ pub struct Slab<T, L> {
     nodes: Arena<Node<T, L>>,
     /// Places from this one on were never used.
     fresh: u32,
+    /// The generation of the first timer in a place that was never used: above that of any timer
+    /// whose memory was released, so that their keys stay stale.
+    first: NonZeroU32,
     /// Other vacant places, as the keys of their next timers; the next one to use is at the end.
     /// They are not linked through the places themselves, because taking one would then wait for it
     /// to be loaded into the cache.
@@ -93,6 +96,7 @@ impl<T, L: Copy + Zeroed> Slab<T, L> {
         Self {
             nodes: Arena::new(),
             fresh: 0,
+            first: NonZeroU32::MIN,
             vacant: Vec::new(),
         }
     }
@@ -115,6 +119,29 @@ impl<T, L: Copy + Zeroed> Slab<T, L> {
             self.nodes.grow();
         }
         Ok(())
+    }
+
+    /// Frees all memory, if there are no timers. Returns whether it did.
+    pub fn release(&mut self) -> bool {
+        if self.len() > 0 {
+            return false;
+        }
+        self.nodes.each(self.fresh, |node| {
+            // That of a vacant place is even, and at least 2.
+            let next = NonZeroU32::new(node.generation.wrapping_add(1));
+            self.first = self.first.max(next.unwrap_or(NonZeroU32::MIN));
+        });
+        let first = self.first;
+        *self = Self::new();
+        self.first = first;
+        true
+    }
+
+    /// The timer that is due first.
+    pub fn earliest(&self) -> Option<u32> {
+        let armed = |timer: &u32| self.nodes.at(*timer).generation & 1 == 1;
+        let timers = (0..self.fresh).filter(armed);
+        timers.min_by_key(|timer| self.when(*timer))
     }
 
     /// Adds a timer, whose link the caller sets.
@@ -143,7 +170,7 @@ impl<T, L: Copy + Zeroed> Slab<T, L> {
         }
         let index = self.fresh;
         self.fresh += 1;
-        let generation = NonZeroU32::MIN;
+        let generation = self.first;
         Ok(Key { index, generation })
     }
 
@@ -298,6 +325,26 @@ mod tests {
         assert_eq!(slab.capacity(), capacity);
         slab.reserve(capacity - 999).unwrap();
         assert!(slab.capacity() > capacity);
+    }
+
+    #[test]
+    fn a_key_stays_stale_when_memory_was_released() {
+        let mut slab = Slab::<_, u32>::new();
+        let keys: Vec<Key> = (0..100).map(|id| slab.insert(1, id).unwrap()).collect();
+        for _ in 0..3 {
+            slab.remove(7);
+            slab.insert(1, 7).unwrap();
+        }
+        assert!(!slab.release());
+        for key in &keys {
+            slab.remove(key.index);
+        }
+        assert!(slab.release());
+        assert_eq!((slab.capacity(), slab.len()), (0, 0));
+        for id in 0..100 {
+            slab.insert(1, id).unwrap();
+        }
+        assert!(keys.iter().all(|key| slab.find(*key).is_none()));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::{
 /// this crate. What one does with timers is in the trait [`Scheme`].
 ///
 /// A timer of schemes 4, 6 and 7 takes 16 bytes besides its value, and its part of a block of 64
-/// bytes that holds 13 timers of a slot; one of the other schemes takes 24 bytes. Once a timer is
+/// bytes that holds 16 timers of a slot; one of the other schemes takes 24 bytes. Once a timer is
 /// removed, its place takes 8 bytes more until it is used again. A slot takes 8 bytes. Memory grows
 /// by a quarter at most, without moving a timer; it is reused, and kept until the whole is dropped.
 ///
@@ -103,6 +103,9 @@ pub(crate) mod sealed {
 
         /// Removes all timers.
         fn clear(&mut self);
+
+        /// Frees memory; there are no timers.
+        fn release(&mut self) {}
     }
 }
 
@@ -135,6 +138,43 @@ impl<T, S: Structure> Timers<T, S> {
             slab: Slab::new(),
             structure,
             elapsed: 0,
+        }
+    }
+
+    /// The timer that is due first. It looks at all timers, so it is for the curious;
+    /// [`next_tick`](Scheme::next_tick) says how long to sleep.
+    ///
+    /// ```
+    /// use twheel_timers::{Hashed, Scheme, Timers};
+    ///
+    /// let mut timers = Timers::new(Hashed::new(64)?);
+    /// let later = timers.insert(0, 20, "later")?;
+    /// let sooner = timers.insert(0, 10, "sooner")?;
+    /// assert_eq!(timers.earliest(), Some(sooner));
+    /// timers.reset(sooner, 0, 30)?;
+    /// assert_eq!(timers.earliest(), Some(later));
+    /// # Ok::<(), twheel_timers::Error>(())
+    /// ```
+    pub fn earliest(&self) -> Option<Key> {
+        self.slab.earliest().map(|timer| self.slab.key(timer))
+    }
+
+    /// Frees memory, if no timer is armed. (With timers it cannot, as no timer is ever moved.) Stale
+    /// keys stay stale.
+    ///
+    /// ```
+    /// use twheel_timers::{Hashed, Scheme, Timers};
+    ///
+    /// let mut timers = Timers::new(Hashed::new(64)?);
+    /// let key = timers.insert(0, 20, "a")?;
+    /// timers.remove(key);
+    /// timers.shrink_to_fit();
+    /// assert_eq!(timers.capacity(), 0);
+    /// # Ok::<(), twheel_timers::Error>(())
+    /// ```
+    pub fn shrink_to_fit(&mut self) {
+        if self.slab.release() {
+            self.structure.release();
         }
     }
 

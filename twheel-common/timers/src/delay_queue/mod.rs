@@ -45,7 +45,8 @@ const BUDGET: usize = 256;
 /// - No deadline is too far: one beyond the range of the clock never comes.
 /// - Keys of values that are gone are not taken for others: [`try_remove`](Self::try_remove) and
 ///   [`try_reset`](Self::try_reset) find nothing.
-/// - Memory grows without moving values, and is kept until the queue is dropped.
+/// - Memory grows without moving values; [`shrink_to_fit`](Self::shrink_to_fit) frees it when the
+///   queue is empty. [`peek`](Self::peek) looks at all values.
 ///
 /// ```
 /// use std::{collections::HashMap, time::Duration};
@@ -398,6 +399,41 @@ impl<T> DelayQueue<T> {
         if let Err(error) = self.timers.reserve(additional) {
             panic!("cannot reserve memory: {error}");
         }
+    }
+
+    /// Frees memory, if the queue is empty. (With values it cannot, as no value is ever moved.)
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use twheel_timers::DelayQueue;
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// # let mut queue = DelayQueue::new();
+    /// queue.insert("a", Duration::from_secs(5));
+    /// queue.clear();
+    /// queue.shrink_to_fit();
+    /// assert_eq!(queue.capacity(), 0);
+    /// # }
+    /// ```
+    pub fn shrink_to_fit(&mut self) {
+        self.timers.shrink_to_fit();
+    }
+
+    /// The key of the value that comes out next. It looks at all values.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use twheel_timers::DelayQueue;
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// # let mut queue = DelayQueue::new();
+    /// queue.insert("b", Duration::from_secs(9));
+    /// let key = queue.insert("a", Duration::from_secs(5));
+    /// assert_eq!(queue.peek(), Some(key));
+    /// # }
+    /// ```
+    pub fn peek(&self) -> Option<Key> {
+        self.timers.earliest()
     }
 
     /// When a tick begins, or the far future.
