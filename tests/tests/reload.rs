@@ -139,7 +139,10 @@ impl Numbers {
             all: number(all)?,
             ..Self::default()
         };
-        for part in parts.split(", ").filter(|part| !part.starts_with("no change")) {
+        for part in parts
+            .split(", ")
+            .filter(|part| !part.starts_with("no change"))
+        {
             let (count, what) = part.split_once(' ').context("no number")?;
             let field = match what.trim_start_matches("would ") {
                 it if it.starts_with("change") => &mut numbers.changed,
@@ -537,7 +540,9 @@ fn other_timeouts_of_a_rule_are_told() -> Result<()> {
     ] {
         file.write(&policy(udp, established))?;
         let load = ["policy", "load", file.path(), "--iface", SERVER];
-        let dry = pair.server.twheel_once(&[&load[..], &["--dry-run"]].concat())?;
+        let dry = pair
+            .server
+            .twheel_once(&[&load[..], &["--dry-run"]].concat())?;
         ensure!(dry.code() == Some(0), "{}", dry.stderr);
         assert_eq!(retimed(&dry.lines[0].text), told, "{dry:?}");
         let ended = pair.server.twheel_once(&load)?;

@@ -22,9 +22,8 @@
 //! | Retransmission timers: does the other side still answer? | [`rto`] |
 //! | Which interface counts a packet that several interfaces see | [`point`] |
 //! | Events, counters and settings: what the data plane and userspace exchange | [`event`], [`update`], [`counter`], [`config`], [`step`], [`probe`], `pod` |
-//! | The paper's timer schemes, to compare them | `schemes` |
 //! | Tools | [`bits`], [`mod@named`] |
-#![cfg_attr(not(any(test, feature = "std")), no_std)]
+#![cfg_attr(not(test), no_std)]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
 pub mod bits;
@@ -52,8 +51,6 @@ pub mod record;
 pub mod rto;
 pub mod rule;
 pub mod rule_set;
-#[cfg(feature = "std")]
-pub mod schemes;
 pub mod seen;
 pub mod segment;
 pub mod snapshot;

@@ -103,14 +103,14 @@ impl Reader {
         &self.pins
     }
 
-    /// The interfaces that it is attached to, in the order in which the run was given them, or found
-    /// them.
+    /// The interfaces that it is attached to, by their present names, in the order in which the run
+    /// was given them, or found them.
     ///
     /// # Errors
     ///
     /// The pins cannot be listed.
     pub fn interfaces(&self) -> Result<Vec<String>> {
-        let mut names = self.pins.interfaces()?;
+        let mut names = self.pins.present_interfaces()?;
         names.sort_by_cached_key(|name| {
             let place = self.labels.iter().position(|it| it == name);
             (place.unwrap_or(usize::MAX), name.clone())

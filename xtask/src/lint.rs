@@ -3,6 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -15,7 +16,8 @@ use crate::{
 /// Most lines in a source file.
 const MOST_LINES: usize = 600;
 /// The packages that are built for the host, with all that is optional.
-const HOST: &str = "--workspace --exclude twheel-ebpf --features twheel-tests/kafka";
+const HOST: &str =
+    "--workspace --exclude twheel-ebpf --features twheel-tests/kafka,twheel-timers/tokio";
 /// Files that may have more lines, and why: they are tables of data.
 const TABLES: &[(&str, &str)] = &[];
 
@@ -40,10 +42,40 @@ pub fn lint() -> Result<()> {
     ))?;
     // What is left without the export to Kafka.
     cargo("clippy --quiet -p twheel-user -- -Dwarnings")?;
+    // What is left of the timers without the standard library.
+    cargo("clippy --quiet -p twheel-timers --no-default-features -- -Dwarnings")?;
+    oldest_rust()?;
     // Apart from the host crates, with which it would share features. For the host target, since
     // the compiler for the BPF target may lack clippy; the code is the same.
     cargo("clippy --quiet -p twheel-ebpf -- -Dwarnings")?;
     cargo(&format!("doc --quiet {HOST} --no-deps"))
+}
+
+/// Checks `twheel-timers` with the oldest compiler that it promises, if that is installed.
+fn oldest_rust() -> Result<()> {
+    let manifest = sh::workspace().join("twheel-common/timers/Cargo.toml");
+    let text = fs::read_to_string(&manifest);
+    let text = text.with_context(|| format!("cannot read {}", manifest.display()))?;
+    let manifest: toml::Table = text
+        .parse()
+        .context("cannot read the manifest of twheel-timers")?;
+    let oldest = manifest["package"]["rust-version"].as_str();
+    let oldest = format!("{}.0", oldest.context("twheel-timers has no rust-version")?);
+    let rustup = |args: &str| {
+        let mut rustup = Command::new("rustup");
+        rustup.current_dir(sh::workspace());
+        rustup.args(["run", &oldest, "cargo"]).args(args.split(' '));
+        rustup
+    };
+    if !rustup("--version")
+        .output()
+        .is_ok_and(|it| it.status.success())
+    {
+        say!("Rust {oldest} is not installed: twheel-timers is not checked with it.");
+        return Ok(());
+    }
+    let mut check = rustup("check --quiet -p twheel-timers --all-features --target-dir");
+    sh::run(check.arg(sh::target("oldest-rust")))
 }
 
 /// Fails if a source file is too long, or if the documentation of a crate's root does not name all

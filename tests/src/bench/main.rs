@@ -159,7 +159,8 @@ enum Bench {
         #[arg(long, default_value_t = size(10_000_000, 100_000), value_parser = clap::value_parser!(u32).range(100_000..=10_000_000))]
         flows: u32,
     },
-    /// Nanoseconds and bytes of the paper's seven schemes on the host, beside two crates; no root
+    /// Nanoseconds and bytes of the paper's seven schemes on the host, beside two crates and the
+    /// design of Linux's timers; no root
     Schemes(schemes::Options),
 }
 

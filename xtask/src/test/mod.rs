@@ -26,7 +26,8 @@ use crate::{
 };
 
 /// The packages that are built for the host.
-const HOST: &str = "--workspace --exclude twheel-ebpf --features twheel-tests/kafka";
+const HOST: &str =
+    "--workspace --exclude twheel-ebpf --features twheel-tests/kafka,twheel-timers/tokio";
 
 /// What may run beside tests that measure time, measure the machine or change it, and why. An entry
 /// applies to the named tests of a binary; or, if it names none, to all tests that no other entry

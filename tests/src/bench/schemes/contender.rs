@@ -1,4 +1,4 @@
-//! The contenders: the schemes, and two widely used crates.
+//! The contenders: the schemes, two widely used crates, and the design of Linux's timers.
 
 use std::{rc::Rc, task::Context, task::Poll, task::Waker, time::Duration};
 
@@ -7,13 +7,13 @@ use hierarchical_hash_wheel_timer::{
     wheels::{Skip, cancellable::QuadWheelWithOverflow},
 };
 use tokio::{runtime::Runtime, time::Instant};
-use tokio_util::time::{DelayQueue, delay_queue::Key};
-use twheel_common::schemes::{
-    End, Growing, Handle, Hashed, HashedOrdered, Heap, Hierarchical, Ordered, Scheme, Simple,
-    Timers, Unordered,
+use tokio_util::time::{DelayQueue, delay_queue};
+use twheel_timers::{
+    End, Growing, Hashed, HashedOrdered, Heap, Hierarchical, Key, Ordered, Scheme, Simple, Timers,
+    Unordered,
 };
 
-use super::stopwatch;
+use super::{linux::Linux, stopwatch};
 
 /// Slots of the wheels with one level: more than the longest interval, which scheme 4 requires.
 pub const SLOTS: u32 = 1 << 16;
@@ -36,6 +36,11 @@ pub trait Contender {
     fn pass(&mut self, ticks: u32);
     /// Hands out all timers that are due. Returns how many.
     fn expire(&mut self) -> usize;
+
+    /// Ticks after which a timer may expire beyond its deadline.
+    fn slack(&self) -> u32 {
+        0
+    }
 
     /// Size of the vector of handles, in bytes.
     fn handles(&self) -> usize {
@@ -67,7 +72,7 @@ pub struct Entry {
 }
 
 /// All of them.
-pub const ALL: [Entry; 11] = {
+pub const ALL: [Entry; 13] = {
     const fn entry(
         name: &'static str,
         make: fn(usize) -> Box<dyn Contender>,
@@ -118,17 +123,27 @@ pub const ALL: [Entry; 11] = {
             |n| ours(n, Timers::new(must(Growing::skipping(256)))),
             ANY,
         ),
-        entry(DELAY_QUEUE, |n| Box::new(Queue::new(n)), ANY),
         entry(
-            "hierarchical_hash_wheel_timer",
-            |_| Box::new(Quad::default()),
+            "7 as a DelayQueue",
+            |n| Box::new(Queue::<twheel_timers::DelayQueue<u64>>::new(n)),
             ANY,
         ),
+        entry(
+            DELAY_QUEUE,
+            |n| Box::new(Queue::<DelayQueue<u64>>::new(n)),
+            ANY,
+        ),
+        entry(QUAD, |_| Box::new(Quad::default()), ANY),
+        entry(LINUX, |n| Box::new(Linux::new(n)), ANY),
     ]
 };
 
-/// The contender to beat.
+/// The contenders to beat.
 pub const DELAY_QUEUE: &str = "tokio-util DelayQueue";
+/// Never to be behind.
+pub const QUAD: &str = "hierarchical_hash_wheel_timer";
+/// To be near.
+pub const LINUX: &str = "imitation of Linux's timer.c";
 
 /// Unwraps what must succeed, because the benchmark asks only for what is possible.
 pub fn must<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
@@ -145,7 +160,7 @@ fn ours<S: Scheme<u64> + 'static>(n: usize, scheme: S) -> Box<dyn Contender> {
 
 struct Ours<S> {
     scheme: S,
-    timers: Vec<Handle>,
+    timers: Vec<Key>,
     now: u64,
 }
 
@@ -153,7 +168,7 @@ impl<S: Scheme<u64>> Contender for Ours<S> {
     fn start(&mut self, intervals: &[u32]) {
         self.timers.clear();
         for (id, interval) in (0..).zip(intervals) {
-            let timer = self.scheme.start_timer(self.now, (*interval).into(), id);
+            let timer = self.scheme.insert(self.now, (*interval).into(), id);
             self.timers.push(must(timer));
         }
     }
@@ -162,7 +177,7 @@ impl<S: Scheme<u64>> Contender for Ours<S> {
         for (id, interval) in order.iter().zip(intervals) {
             let timer = self
                 .scheme
-                .start_timer(self.now, (*interval).into(), (*id).into());
+                .insert(self.now, (*interval).into(), (*id).into());
             self.timers[*id as usize] = must(timer);
         }
     }
@@ -170,16 +185,13 @@ impl<S: Scheme<u64>> Contender for Ours<S> {
     fn rearm(&mut self, order: &[u32], intervals: &[u32]) {
         for (id, interval) in order.iter().zip(intervals) {
             let timer = self.timers[*id as usize];
-            must(
-                self.scheme
-                    .restart_timer(timer, self.now, (*interval).into()),
-            );
+            must(self.scheme.reset(timer, self.now, (*interval).into()));
         }
     }
 
     fn stop(&mut self, order: &[u32]) {
         for id in order {
-            self.scheme.stop_timer(self.timers[*id as usize]);
+            self.scheme.remove(self.timers[*id as usize]);
         }
     }
 
@@ -188,14 +200,14 @@ impl<S: Scheme<u64>> Contender for Ours<S> {
     }
 
     fn handles(&self) -> usize {
-        self.timers.capacity() * size_of::<Handle>()
+        self.timers.capacity() * size_of::<Key>()
     }
 
     fn expire(&mut self) -> usize {
         let mut count = 0;
         loop {
-            let done = self.scheme.per_tick_bookkeeping(self.now, BUDGET);
-            while self.scheme.expiry_processing().is_some() {
+            let done = self.scheme.advance(self.now, BUDGET);
+            while self.scheme.pop_expired().is_some() {
                 count += 1;
             }
             if done {
@@ -205,21 +217,59 @@ impl<S: Scheme<u64>> Contender for Ours<S> {
     }
 }
 
+/// A queue on tokio's clock.
+trait Delays {
+    type Key: Copy;
+    fn new() -> Self;
+    fn insert_at(&mut self, id: u64, when: Instant) -> Self::Key;
+    fn reset_at(&mut self, key: &Self::Key, when: Instant);
+    fn remove(&mut self, key: &Self::Key);
+    /// Whether one was due.
+    fn poll(&mut self, context: &mut Context<'_>) -> bool;
+}
+
+/// Both have the same methods.
+macro_rules! delays {
+    ($queue:ty, $key:ty) => {
+        impl Delays for $queue {
+            type Key = $key;
+            fn new() -> Self {
+                Self::new()
+            }
+            fn insert_at(&mut self, id: u64, when: Instant) -> $key {
+                self.insert_at(id, when)
+            }
+            fn reset_at(&mut self, key: &$key, when: Instant) {
+                self.reset_at(key, when);
+            }
+            fn remove(&mut self, key: &$key) {
+                self.remove(key);
+            }
+            fn poll(&mut self, context: &mut Context<'_>) -> bool {
+                matches!(self.poll_expired(context), Poll::Ready(Some(_)))
+            }
+        }
+    };
+}
+
+delays!(DelayQueue<u64>, delay_queue::Key);
+delays!(twheel_timers::DelayQueue<u64>, Key);
+
 /// Runs on tokio's paused clock, so that time passes only when told to.
-struct Queue {
-    queue: DelayQueue<u64>,
-    keys: Vec<Key>,
+struct Queue<Q: Delays> {
+    queue: Q,
+    keys: Vec<Q::Key>,
     runtime: Runtime,
     now: Instant,
 }
 
-impl Queue {
+impl<Q: Delays> Queue<Q> {
     fn new(n: usize) -> Self {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         let runtime = must(builder.enable_time().start_paused(true).build());
         let guard = runtime.enter();
         let now = Instant::now();
-        let queue = DelayQueue::new();
+        let queue = Q::new();
         drop(guard);
         Self {
             queue,
@@ -234,7 +284,7 @@ fn ms(ticks: u32) -> Duration {
     Duration::from_millis(ticks.into())
 }
 
-impl Contender for Queue {
+impl<Q: Delays> Contender for Queue<Q> {
     fn start(&mut self, intervals: &[u32]) {
         let _guard = self.runtime.enter();
         self.keys.clear();
@@ -278,14 +328,14 @@ impl Contender for Queue {
     }
 
     fn handles(&self) -> usize {
-        self.keys.capacity() * size_of::<Key>()
+        self.keys.capacity() * size_of::<Q::Key>()
     }
 
     fn expire(&mut self) -> usize {
         let _guard = self.runtime.enter();
         let mut context = Context::from_waker(Waker::noop());
         let mut count = 0;
-        while let Poll::Ready(Some(_)) = self.queue.poll_expired(&mut context) {
+        while self.queue.poll(&mut context) {
             count += 1;
         }
         count

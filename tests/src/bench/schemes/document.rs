@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use twheel_common::schemes::End;
+use twheel_timers::End;
 
 use super::{
     Operation, Results, contender, drain,
@@ -34,8 +34,8 @@ pub fn write(machine: &str, how: &str, results: &Results) -> String {
         table(&mut text, title, results, cell);
     }
     text.push_str(
-        "\nOf the wheels of one level most is the slots where timers are few: 8 bytes each. From about a timer for two slots on \
-         they take\nless than 40 bytes beside the id.\n",
+        "\nOf the wheels of one level most is the slots where timers are few: 8 bytes each, and a block of 64 bytes \
+         for each\nslot in use. Memory is allocated in chunks of 8,192 timers and blocks.\n",
     );
     peers(&mut text, results);
     drains(&mut text, results);
@@ -73,47 +73,55 @@ fn capital(title: &str) -> String {
     first.into_iter().chain(letters).collect()
 }
 
-/// How many times slower the peer is, with the most timers.
+/// How many times slower the peers are, with the most timers.
 fn peers(text: &mut String, results: &Results) {
     let Some(n) = results.sizes.last() else {
         return;
     };
-    let place = |name| contender::ALL.iter().position(|entry| entry.name == name);
     let _ = writeln!(
         text,
-        "\n## {} beside the wheels, {n} timers, uniform intervals\n\nThe median of the ratios of each round (least–most).\n\n\
-         | it takes as many times what it takes | fill | start | stop | re-arm | empty tick | expiry | after re-arm |\n\
-         |---|--:|--:|--:|--:|--:|--:|--:|",
-        contender::DELAY_QUEUE
+        "\n## The peers beside the wheels, {n} timers, uniform intervals\n\n\
+         How many times what the wheel takes the peer takes: the median of the ratios of each round \
+         (least–most).\nTargets: {} 3, for expiry 2; {} 1 in all; {} 0.67.\n\n\
+         | peer | wheel | fill | start | stop | re-arm | empty tick | expiry | after re-arm |\n\
+         |---|---|--:|--:|--:|--:|--:|--:|--:|",
+        contender::DELAY_QUEUE,
+        contender::QUAD,
+        contender::LINUX
     );
-    for name in ["4 simple", "6 hashed", "7 hierarchical"] {
-        let _ = write!(text, "| {name} |");
-        for operation in Operation::ALL {
-            let samples = |name| results.samples(Intervals::Uniform, place(name)?, operation, *n);
-            let (Some(peer), Some(ours)) = (samples(contender::DELAY_QUEUE), samples(name)) else {
-                continue;
-            };
-            let ratios: Vec<_> = peer
-                .iter()
-                .zip(ours)
-                .map(|(peer, ours)| peer / ours)
-                .collect();
-            let Figure {
-                median, min, max, ..
-            } = Figure::from_samples(&ratios);
-            let verdict = match operation.target() {
-                Some(target) if median < target => format!(" BELOW {target}"),
-                Some(target) => format!(" target {target}"),
-                None => String::new(),
-            };
-            let _ = write!(text, " {median:.1} ({min:.1}–{max:.1}){verdict} |");
+    for peer in [contender::DELAY_QUEUE, contender::QUAD, contender::LINUX] {
+        for name in ["4 simple", "6 hashed", "7 hierarchical"] {
+            let _ = write!(text, "| {peer} | {name} |");
+            for operation in Operation::ALL {
+                let _ = write!(text, "{} |", ratio(results, (peer, name), operation, *n));
+            }
+            text.push('\n');
         }
-        text.push('\n');
     }
     let _ = writeln!(
         text,
-        "\nFill and after re-arm have no target: the one is mostly page faults, and in the other a lazy re-arm pays what a peer has done at once."
+        "\nFill and after re-arm have no target: the one is mostly page faults, and in the other a lazy \
+         re-arm pays what a peer has\ndone at once. Nor has the empty tick, except beside {}.",
+        contender::QUAD
     );
+}
+
+/// How many times what one takes the other takes, and whether that is enough.
+fn ratio(results: &Results, (peer, name): (&str, &str), operation: Operation, n: u32) -> String {
+    let place = |name| contender::ALL.iter().position(|entry| entry.name == name);
+    let samples = |name| results.samples(Intervals::Uniform, place(name)?, operation, n);
+    let (Some(theirs), Some(ours)) = (samples(peer), samples(name)) else {
+        return String::new();
+    };
+    let ratios = theirs.iter().zip(ours).map(|(peer, ours)| peer / ours);
+    let Figure {
+        median, min, max, ..
+    } = Figure::from_samples(&ratios.collect::<Vec<_>>());
+    let verdict = match operation.target(peer) {
+        Some(target) if median < target => " BELOW",
+        _ => "",
+    };
+    format!(" {median:.2} ({min:.2}–{max:.2}){verdict}")
 }
 
 /// What a budget achieves.
@@ -171,8 +179,8 @@ fn working_set(text: &mut String, results: &Results) {
          ![cost against the working set](schemes-working-set.svg)\n\n\
          Uniform intervals. A read whose address the read before has told, in as many bytes as {least} \
          and {most} timers take, and what\nan operation costs more with the latter, in units of what such a \
-         read costs more. A stop touches the handle, the timer, its two\nneighbours and its slot; a re-arm \
-         also the new slot and what stands there last: no more than 4 and 6 reads are explained.\n\n\
+         read costs more. A stop reads the handle and the timer; lists through the timers (schemes 3 and 5)\nhave \
+         neighbours, too. A re-arm also reads the new slot.\n\n\
          | scheme | MB | read, ns | start | stop | re-arm | expiry |\n|---|--:|--:|--:|--:|--:|--:|"
     );
     for (contender, entry) in contender::ALL.iter().enumerate() {

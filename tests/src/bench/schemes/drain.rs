@@ -1,6 +1,6 @@
 //! The longest call of the per-tick bookkeeping while very many timers are due at once.
 
-use twheel_common::schemes::{Hashed, Hierarchical, Scheme, Simple, Timers};
+use twheel_timers::{Hashed, Hierarchical, Scheme, Simple, Timers};
 
 use super::{
     contender::{SLOTS, must},
@@ -28,13 +28,13 @@ pub fn longest(name: &str, workload: &Workload, budget: usize) -> f64 {
     let drain = |_| {
         let mut timers = make(name);
         for (id, interval) in (0..).zip(&workload.first) {
-            must(timers.start_timer(0, (*interval).into(), id));
+            must(timers.insert(0, (*interval).into(), id));
         }
         let mut longest = 0.0f64;
         loop {
             let begin = stopwatch::start();
-            let done = timers.per_tick_bookkeeping(1 << 17, budget);
-            while timers.expiry_processing().is_some() {}
+            let done = timers.advance(1 << 17, budget);
+            while timers.pop_expired().is_some() {}
             longest = longest.max(begin.read().as_nanos() as f64 / 1e3);
             if done {
                 assert!(timers.is_empty(), "{name}: not all have fired");

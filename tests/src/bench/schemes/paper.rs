@@ -1,6 +1,6 @@
 //! The figures of the paper that are not nanoseconds per operation.
 
-use twheel_common::schemes::{End, Hashed, Ordered, Scheme, Timers};
+use twheel_timers::{End, Hashed, Ordered, Scheme, Timers};
 
 use super::{contender::must, stopwatch, workload::Random};
 use crate::size;
@@ -32,11 +32,11 @@ pub fn insertion(end: End, draw: fn(&mut Random) -> f64) -> Vec<(f64, f64)> {
         let mut insert = |random: &mut Random, timers: &mut Timers<(), Ordered>| {
             // Timers start at random times, at the rate that keeps n of them armed.
             now += random.exponential() * MEAN / n;
-            while !timers.per_tick_bookkeeping(now as u64, usize::MAX) {}
-            while timers.expiry_processing().is_some() {}
+            while !timers.advance(now as u64, usize::MAX) {}
+            while timers.pop_expired().is_some() {}
             let armed = timers.len();
             let interval = (draw(random) * MEAN) as u64;
-            must(timers.start_timer(now as u64, interval, ()));
+            must(timers.insert(now as u64, interval, ()));
             armed as f64
         };
         // Until no timer is left that started while the list was still filling.
@@ -65,14 +65,14 @@ pub fn hashed_tick() -> Vec<(f64, f64)> {
     let point = |load: u32| {
         let mut timers = Timers::new(must(Hashed::new(SLOTS)));
         for id in 0..load * SLOTS {
-            must(timers.start_timer(0, (1 << 40) + u64::from(id), ()));
+            must(timers.insert(0, (1 << 40) + u64::from(id), ()));
         }
         let mut best = f64::INFINITY;
         for round in 0..5 {
             let begin = stopwatch::start();
             let ticks = TURNS * u64::from(SLOTS);
             for tick in 1..=ticks {
-                timers.per_tick_bookkeeping(round * ticks + tick, usize::MAX);
+                timers.advance(round * ticks + tick, usize::MAX);
             }
             best = best.min(begin.read().as_nanos() as f64 / ticks as f64);
         }
