@@ -10,13 +10,15 @@ use nix::{
 
 /// Gives this thread the lowest real-time priority, or takes it away.
 pub fn run_ahead(ahead: bool) -> io::Result<()> {
-    let (policy, sched_priority) = match ahead {
+    let (policy, priority) = match ahead {
         true => (libc::SCHED_FIFO, 1),
         false => (libc::SCHED_OTHER, 0),
     };
-    let parameters = libc::sched_param { sched_priority };
+    // The kernel's `sched_param`. musl has more in its own, and a function that always fails.
+    let parameters: libc::c_int = priority;
+    let call = libc::SYS_sched_setscheduler;
     // SAFETY: the parameters outlive the call; 0 means this thread.
-    match unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } {
+    match unsafe { libc::syscall(call, 0, policy, &raw const parameters) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

@@ -15,6 +15,7 @@ use serde_json::Value;
 use crate::{
     ebpf, run, setup,
     sh::{self, say},
+    statics::{self, Arch},
     toolchain,
 };
 
@@ -25,6 +26,11 @@ pub enum Target {
     Native,
     /// 64-bit ARM, with Debian's C library: runs on Debian 12 and newer
     Aarch64,
+    /// x86-64, static: runs on every distribution
+    #[value(name = "x86_64-musl")]
+    X86_64Musl,
+    /// 64-bit ARM, static
+    Aarch64Musl,
 }
 
 /// Builds twheel and prints its path.
@@ -35,6 +41,8 @@ pub fn build(target: Target) -> Result<()> {
             let object = ebpf::objects()?.twheel;
             Cross::aarch64()?.twheel(&object)?
         }
+        Target::X86_64Musl => statics::build(Arch::X86_64)?,
+        Target::Aarch64Musl => statics::build(Arch::Aarch64)?,
     };
     println!("{}", twheel.display());
     Ok(())

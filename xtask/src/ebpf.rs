@@ -7,7 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    env, fs,
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -204,7 +204,7 @@ fn compile(toolchain: &Toolchain) -> Result<Objects> {
         toolchain.compiler.rustc
     );
     let mut flags: Vec<_> = RUSTFLAGS.map(str::to_owned).into();
-    for (path, name) in machine_paths(toolchain)? {
+    for (path, name) in toolchain::source_paths(&toolchain.sysroot, sh::workspace())? {
         flags.push(format!("--remap-path-prefix={path}={name}"));
     }
     let args = "build --quiet --locked -p twheel-ebpf --bins -Zbuild-std=core";
@@ -223,34 +223,6 @@ fn cargo(toolchain: &Toolchain, args: &str) -> Command {
     cargo.args(["--release", "--target", TARGET, "--target-dir"]);
     cargo.arg(sh::target("bpf"));
     cargo
-}
-
-/// The directories of this machine that source files are in, and their names in the objects.
-fn machine_paths(toolchain: &Toolchain) -> Result<Vec<(String, &'static str)>> {
-    let cargo_home = env::var_os("CARGO_HOME")
-        .map(PathBuf::from)
-        .or_else(|| Some(env::home_dir()?.join(".cargo")))
-        .context("there is no home directory")?;
-    let rust = toolchain.sysroot.join("lib/rustlib/src/rust");
-    // Debian has core's sources behind a symbolic link.
-    let real = fs::canonicalize(&rust).context("core's sources are gone")?;
-    let paths = [
-        (sh::workspace(), "/twheel"),
-        (&cargo_home, "/cargo"),
-        (&rust, "/rust"),
-        (&real, "/rust"),
-    ];
-    let mut paths: Vec<_> = paths
-        .map(|(path, name)| (path.display().to_string(), name))
-        .into();
-    // The directory of a registry is named after its host, and there are mirrors. If several
-    // prefixes match, rustc takes the last.
-    if let Ok(registries) = fs::read_dir(cargo_home.join("registry/src")) {
-        for registry in registries.flatten() {
-            paths.push((registry.path().display().to_string(), "/crates"));
-        }
-    }
-    Ok(paths)
 }
 
 /// The files of the workspace that went into the objects, from the dependency files that cargo

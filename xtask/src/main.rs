@@ -7,11 +7,11 @@
 //! |---|---|
 //! | How is another program run? | `sh` |
 //! | What must a machine have? | `setup`, `apt`, `python`, `fleet_tools`, `kubernetes_tools`, `prometheus` |
-//! | What builds the eBPF objects, and what is built around them? | `toolchain`, `ebpf`, `run`, `cross` |
+//! | What builds the eBPF objects, and what is built around them? | `toolchain`, `ebpf`, `run`, `cross`, `statics`, `zig` |
 //! | Is it right? | `lint`, `test`, `fuzz`, `mutants`, `vm` |
 //! | How fast is it? | `bench` |
 //! | What does a whole fleet look like? | `fleet` |
-//! | What goes into a package? | `man`, `dashboards` |
+//! | What goes into a package, and what is published? | `man`, `dashboards`, `package`, `release` |
 //! | What is the image of containers? | `image` |
 
 mod apt;
@@ -27,14 +27,18 @@ mod kubernetes_tools;
 mod lint;
 mod man;
 mod mutants;
+mod package;
 mod prometheus;
 mod python;
+mod release;
 mod run;
 mod setup;
 mod sh;
+mod statics;
 mod test;
 mod toolchain;
 mod vm;
+mod zig;
 
 use std::process::ExitCode;
 
@@ -148,9 +152,22 @@ enum Task {
         /// Only checks of this name, such as interfaces
         #[arg(long, value_name = "NAME")]
         check: Option<String>,
+        /// Debian systems with systemd instead: install the package, and restart, upgrade and purge it under traffic
+        #[arg(long, conflicts_with_all = ["kernel", "ci", "check", "jobs"])]
+        system: bool,
         /// Virtual machines at a time, one CPU each [default: 2; with --ci, all]
         #[arg(long, value_name = "N")]
         jobs: Option<usize>,
+    },
+
+    /// Build deb and rpm packages, of static programs for x86-64 and arm64, into target/packages
+    Package(package::Options),
+
+    /// Make all that is published of this version: programs, packages, sources, checksums, notes
+    Release {
+        /// Of sources that are not committed, with the notes of what is unreleased, and built once only
+        #[arg(long)]
+        draft: bool,
     },
 
     /// Write a man page for each command of twheel into target/man
@@ -197,13 +214,17 @@ fn main() -> ExitCode {
             kernel,
             ci,
             check,
+            system,
             jobs,
         } => vm::test(&vm::Options {
             kernel,
             ci,
             check,
+            system,
             jobs,
         }),
+        Task::Package(options) => package::package(&options),
+        Task::Release { draft } => release::release(draft),
         Task::Man => man::man(),
         Task::Dashboards => dashboards::write(),
         Task::Image(options) => image::image(&options),

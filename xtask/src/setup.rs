@@ -96,6 +96,22 @@ pub fn vm() -> Result<()> {
     ])
 }
 
+/// Installs what makes and checks packages.
+pub fn packages() -> Result<()> {
+    need(&[
+        ("dpkg-deb", "dpkg", "5 s"),
+        ("rpmbuild", "rpm", "20 s"),
+        ("lintian", "lintian", "30 s"),
+        ("rpmlint", "rpmlint", "20 s"),
+    ])
+}
+
+/// Installs what makes roots to install packages in.
+pub fn roots() -> Result<()> {
+    sh::require_root()?;
+    need(&[("debootstrap", "debootstrap", "5 s")])
+}
+
 /// Installs the linker for 64-bit ARM.
 pub fn aarch64() -> Result<()> {
     need(&[("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu", "30 s")])?;

@@ -99,6 +99,39 @@ impl WithSources {
     pub fn cargo(&self) -> Command {
         cargo(&self.0.sysroot, &self.0.release)
     }
+
+    /// As [`source_paths`].
+    pub fn paths(&self, sources: &Path) -> Result<Vec<(String, &'static str)>> {
+        source_paths(&self.0.sysroot, sources)
+    }
+}
+
+/// The directories of this machine that source files are in, and their names in what is built.
+pub fn source_paths(sysroot: &Path, sources: &Path) -> Result<Vec<(String, &'static str)>> {
+    let cargo_home = env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(env::home_dir()?.join(".cargo")))
+        .context("there is no home directory")?;
+    let rust = sysroot.join("lib/rustlib/src/rust");
+    // Debian has core's sources behind a symbolic link.
+    let real = fs::canonicalize(&rust).context("core's sources are gone")?;
+    let paths = [
+        (sources, "/twheel"),
+        (cargo_home.as_path(), "/cargo"),
+        (&rust, "/rust"),
+        (&real, "/rust"),
+    ];
+    let mut paths: Vec<_> = paths
+        .map(|(path, name)| (path.display().to_string(), name))
+        .into();
+    // The directory of a registry is named after its host, and there are mirrors. If several
+    // prefixes match, rustc takes the last.
+    if let Ok(registries) = fs::read_dir(cargo_home.join("registry/src")) {
+        for registry in registries.flatten() {
+            paths.push((registry.path().display().to_string(), "/crates"));
+        }
+    }
+    Ok(paths)
 }
 
 /// Finds such a compiler: a rustup nightly, or Debian's, which is installed if it is missing.

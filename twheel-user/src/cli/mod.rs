@@ -26,6 +26,7 @@ mod select;
 mod stats;
 mod talkers;
 mod top;
+mod version;
 mod wheel;
 
 use anyhow::Result;
@@ -61,6 +62,7 @@ enum Command {
     Completions(completions::Completions),
     Man(man::Man),
     Help(help::Help),
+    Version(version::Version),
 }
 
 const AFTER_HELP: &str = "\
@@ -100,6 +102,7 @@ impl Cli {
             Command::Completions(completions) => completions.execute(),
             Command::Man(man) => man.execute(),
             Command::Help(help) => help.execute(),
+            Command::Version(version) => version.execute(),
         }
     }
 }

@@ -168,17 +168,7 @@ pub fn this_suite() -> Result<String> {
 
 /// The lines of the sources list.
 fn source_lines() -> Result<String> {
-    let [archive, security] = match mirrors()? {
-        [None, _] => {
-            say!("apt does not know of Debian's archive yet: fetching its lists.");
-            sh::run(sh::as_root("apt-get", [])?.args(["update", "-qq"]))?;
-            mirrors()?
-        }
-        known => known,
-    };
-    let archive = archive.context(
-        "apt's sources name no mirror of Debian's archive: add one to /etc/apt/sources.list",
-    )?;
+    let (archive, security) = fetched_mirrors()?;
     let signed = if Path::new(KEYRING).exists() {
         format!(" signed-by={KEYRING}")
     } else {
@@ -196,6 +186,27 @@ fn source_lines() -> Result<String> {
         lines.extend(SECURITY.iter().map(|suite| line(&security, suite)));
     }
     Ok(lines)
+}
+
+/// The mirror of Debian's archive that this machine uses.
+pub fn mirror() -> Result<String> {
+    Ok(fetched_mirrors()?.0)
+}
+
+/// The mirrors, after apt has fetched its lists if need be.
+fn fetched_mirrors() -> Result<(String, Option<String>)> {
+    let [archive, security] = match mirrors()? {
+        [None, _] => {
+            say!("apt does not know of Debian's archive yet: fetching its lists.");
+            sh::run(sh::as_root("apt-get", [])?.args(["update", "-qq"]))?;
+            mirrors()?
+        }
+        known => known,
+    };
+    let archive = archive.context(
+        "apt's sources name no mirror of Debian's archive: add one to /etc/apt/sources.list",
+    )?;
+    Ok((archive, security))
 }
 
 /// The mirrors of the archive and of its security updates, from the machine's own sources.

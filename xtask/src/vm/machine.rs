@@ -163,7 +163,7 @@ fn needed(file: &Path) -> Result<Vec<String>> {
 }
 
 /// Copies modules and their dependencies, and writes their lists anew.
-fn install_modules(kernel: &Kernel, root: &Path) -> Result<()> {
+pub fn install_modules(kernel: &Kernel, root: &Path) -> Result<()> {
     let from = kernel.modules();
     let release = &kernel.release.name;
     let to = root.join("lib/modules").join(release);
@@ -221,15 +221,21 @@ fn pack(kernel: &Kernel, programs: &Programs, script: &str, dir: &Path) -> Resul
     let init = root.join("init");
     fs::write(&init, script).context("cannot write the script")?;
     fs::set_permissions(&init, fs::Permissions::from_mode(0o755)).context("cannot chmod")?;
-    let archive = dir.join("initramfs");
+    let archive = archive(&root, dir)?;
+    fs::remove_dir_all(&root).context("cannot remove what was packed")?;
+    Ok(archive)
+}
+
+/// Packs a root directory into an initramfs in another directory.
+pub fn archive(root: &Path, into: &Path) -> Result<PathBuf> {
+    let archive = into.join("initramfs");
     let file = fs::File::create(&archive).context("cannot make the initramfs")?;
     sh::run(
         Command::new("sh")
             .args(["-c", "find . | cpio --quiet -o -H newc -R 0:0"])
-            .current_dir(&root)
+            .current_dir(root)
             .stdout(file),
     )?;
-    fs::remove_dir_all(&root).context("cannot remove what was packed")?;
     Ok(archive)
 }
 
@@ -239,10 +245,21 @@ pub fn boot(
     kernel: &Kernel,
     programs: &Programs,
     script: &str,
-    mut line: impl FnMut(&str),
+    line: impl FnMut(&str),
 ) -> Result<PathBuf> {
     let dir = sh::target("vm").join(&kernel.release.name);
     let archive = pack(kernel, programs, script, &dir)?;
+    emulate((kernel, &programs.qemu), &archive, &dir, line)
+}
+
+/// Boots a kernel with an initramfs. Each line that the machine prints is written to a log in `dir` and
+/// passed to `line`.
+pub fn emulate(
+    (kernel, qemu): (&Kernel, &Qemu),
+    archive: &Path,
+    dir: &Path,
+    mut line: impl FnMut(&str),
+) -> Result<PathBuf> {
     // Without cmpxchg16b, which the kernel's allocator would use: after it, QEMU 7.2 leaves flags
     // that no processor has, and an interrupt that saves them there ends in a double fault.
     let (cpu, console) = match kernel.release.arch {
@@ -251,7 +268,7 @@ pub fn boot(
     };
     let mut command = Command::new("timeout");
     command.arg(LIMIT);
-    programs.qemu.append_to(&mut command, kernel.release.arch);
+    qemu.append_to(&mut command, kernel.release.arch);
     // Kernels before 6.5 start the other processors in a loop that never yields. With a clock that
     // counts instructions, those processors then never run: so the script starts them later, when
     // timers work.

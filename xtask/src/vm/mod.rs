@@ -7,6 +7,7 @@ mod machine;
 mod qemu;
 mod report;
 mod script;
+mod system;
 
 use std::{
     collections::VecDeque,
@@ -19,6 +20,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
+pub use self::archive::mirror;
 use self::{
     arch::Arch,
     archive::{Archive, this_suite},
@@ -60,6 +62,8 @@ pub struct Options {
     pub check: Option<String>,
     /// Machines at a time.
     pub jobs: Option<usize>,
+    /// Whole Debian systems, and the package in them.
+    pub system: bool,
 }
 
 /// Boots each chosen kernel, and reports the outcome. Writes the table if all kernels were chosen.
@@ -68,6 +72,9 @@ pub fn test(options: &Options) -> Result<()> {
         cfg!(target_arch = "x86_64"),
         "vm-test runs on x86-64 alone, from where it emulates the others"
     );
+    if options.system {
+        return system::test();
+    }
     setup::vm()?;
     let cache = toolchain::cache()?.join("vm");
     fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;

@@ -1,0 +1,119 @@
+#!/bin/sh
+# A unit of a Debian system that was just booted: installs twheel's package, and checks its unit under
+# traffic. Lines that begin with "vm: " are read outside.
+exec >/dev/console 2>&1
+export LC_ALL=C PATH=/usr/sbin:/usr/bin:/sbin:/bin
+connections=8
+
+say() {
+    echo "vm: $*"
+}
+
+end() {
+    say "ended $1"
+    systemctl poweroff --force --force
+    sleep infinity
+}
+
+fail() {
+    systemctl status --no-pager --full twheel@vb
+    journalctl --no-pager --lines 40
+    say "fail $*"
+    end 1
+}
+
+# Waits until a command succeeds.
+await() {
+    for _ in $(seq 200); do
+        if "$@" >/dev/null 2>&1; then return; fi
+        if systemctl --quiet is-failed twheel@vb; then fail "the unit has failed; never: $*"; fi
+        sleep 0.2
+    done
+    fail "never: $*"
+}
+
+flows() {
+    twheel flows --iface vb --json 'dport == 9000' | sed -n 's/.*"flow_id":"\([^"]*\)".*/\1/p' | sort
+}
+
+all_tracked() {
+    test "$(flows | wc -l)" = "$connections"
+}
+
+pid() {
+    systemctl show --property MainPID --value twheel@vb
+}
+
+# The unit runs as another process than before, with the same flows, of which none has ended.
+same() {
+    await systemctl is-active twheel@vb
+    test "$(pid)" != "$process" || fail "$1 has started no new process"
+    process=$(pid)
+    await all_tracked
+    test "$(flows)" = "$before" || fail "$1: other flows: $(flows); before: $before"
+    ended=$(twheel expired --iface vb)
+    test -z "$ended" || fail "$1: $ended"
+    say "pass $1"
+}
+
+# What the unit may do, as the kernel knows it.
+confined() {
+    status=/proc/$process/status
+    grep -E '^(Uid|Gid|CapBnd|CapEff|NoNewPrivs|Seccomp):' "$status"
+    grep -q '^Seccomp:.2' "$status" || fail "no system call filter is in force"
+    grep -q '^NoNewPrivs:.1' "$status" || fail "it may gain privileges"
+    # CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF.
+    grep -q '^CapBnd:.000000c000001000$' "$status" || fail "it may have other capabilities"
+    if systemctl show --property SystemCallFilter --value twheel@vb | grep -qw mount; then fail "it may mount"; fi
+    if nsenter --target "$process" --mount sh -c ': >/etc/twheel-was-here' 2>/dev/null; then fail "it may write to /etc"; fi
+    say "pass confined"
+}
+
+say "kernel $(uname -r), process 1 is $(cat /proc/1/comm)"
+for cpu in /sys/devices/system/cpu/cpu[1-9]*/online; do
+    echo 1 >"$cpu"
+done
+ip netns add peer
+ip link add vb type veth peer name vc netns peer
+ip address add 10.9.0.1/24 dev vb
+ip link set vb up
+ip -n peer address add 10.9.0.2/24 dev vc
+ip -n peer link set vc up
+
+dpkg --install /packages/first.deb || fail "the package is not installed"
+systemctl enable --now twheel@vb || fail "the unit does not start"
+await systemctl is-active twheel@vb
+await twheel stats --iface vb
+process=$(pid)
+say "pass starts"
+confined
+
+# Connections that talk all the time.
+busybox nc -ll -p 9000 -e /bin/cat &
+await sh -c 'ss --listening --tcp --no-header "sport = :9000" | grep -q 9000'
+for _ in $(seq $connections); do
+    while sleep 0.3; do echo hello; done | ip netns exec peer busybox nc 10.9.0.1 9000 >/dev/null &
+done
+await all_tracked
+before=$(flows)
+say "pass tracks"
+
+systemctl restart twheel@vb || fail "it does not restart"
+same restart
+dpkg --install /packages/later.deb || fail "the package is not upgraded"
+same upgrade
+# Its end as by a fault: systemd starts it again.
+kill -KILL "$process"
+sleep 1.5
+same kill
+systemctl reload twheel@vb || fail "it does not reload"
+systemctl is-active twheel@vb || fail "a reload has ended it"
+say "pass reload"
+
+dpkg --purge twheel || fail "the package is not removed"
+test ! -e /sys/fs/bpf/twheel || fail "pins are left: $(find /sys/fs/bpf/twheel)"
+for left in /etc/twheel /var/lib/twheel /usr/bin/twheel /etc/systemd/system/multi-user.target.wants/twheel@vb.service; do
+    test ! -e $left || fail "$left is left"
+done
+say "pass purge"
+end 0
