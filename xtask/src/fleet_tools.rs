@@ -21,7 +21,7 @@ pub fn install() -> Option<PathBuf> {
     if let Some(given) = std::env::var_os(VARIABLE) {
         return Some(given.into());
     }
-    python::environment("fleet", &PACKAGES, "1 to 3 min", |_| Ok(()))
+    python::environment("fleet", &PACKAGES, &[], "1 to 3 min", |_| Ok(()))
         .inspect_err(|error| say!("{error:#}; tests that need ClickHouse or Kafka are skipped."))
         .ok()
 }

@@ -40,7 +40,7 @@ pub fn install() -> Option<PathBuf> {
     if let Some(given) = std::env::var_os(VARIABLE) {
         return Some(given.into());
     }
-    python::environment("kubernetes", &[SCHEMAS], "1 min", programs)
+    python::environment("kubernetes", &[SCHEMAS], &[PROGRAMS], "20 s", programs)
         .inspect_err(|error| say!("{error:#}; tests of the manifests for Kubernetes are skipped."))
         .ok()
 }

@@ -13,18 +13,21 @@ use crate::{
     sh::{self, say},
 };
 
-/// The environment `target/tools/NAME` with these packages, which is made if it is not there.
-/// `finish` adds what else belongs to it. `takes`: how long that usually takes, in words.
+/// The environment `target/tools/NAME` with these packages, which is made if it is not there, or has
+/// others. `finish` adds what is in the packages `unpacked`. `takes`: how long that usually takes, in
+/// words.
 pub fn environment(
     name: &str,
     packages: &[&str],
+    unpacked: &[&str],
     takes: &str,
     finish: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<PathBuf> {
     let path = sh::target(&format!("tools/{name}"));
     // Written last: what is there without it was not finished.
     let marker = path.join("packages");
-    let wanted = packages.join("\n");
+    let all = [packages, unpacked].concat();
+    let wanted = all.join("\n");
     if fs::read_to_string(&marker).is_ok_and(|found| found == wanted) {
         return Ok(path);
     }
@@ -37,7 +40,7 @@ pub fn environment(
     }
     say!(
         "Installing {} into {}; this usually takes {takes}.",
-        packages.join(", "),
+        all.join(", "),
         path.display()
     );
     let mut venv = Command::new("python3");
