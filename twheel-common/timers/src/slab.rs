@@ -81,10 +81,9 @@ pub struct Slab<T, L> {
     /// The generation of the first timer in a place that was never used: above that of any timer
     /// whose memory was released, so that their keys stay stale.
     first: NonZeroU32,
-    /// Other vacant places, as the keys of their next timers; the next one to use is at the end.
-    /// They are not linked through the places themselves, because taking one would then wait for it
-    /// to be loaded into the cache.
-    vacant: Vec<Key>,
+    /// Other vacant places; the next one to use is at the end. They are not linked through the places
+    /// themselves, because none could then be prefetched.
+    vacant: Vec<u32>,
 }
 
 impl<T, L: Copy + Zeroed> Slab<T, L> {
@@ -147,31 +146,32 @@ impl<T, L: Copy + Zeroed> Slab<T, L> {
     /// Adds a timer, whose link the caller sets.
     #[inline]
     pub fn insert(&mut self, when: u64, value: T) -> Result<Key, Error> {
-        let key = match self.vacant.pop() {
-            Some(key) => {
+        let index = match self.vacant.pop() {
+            Some(index) => {
                 if let Some(later) = self.vacant.len().checked_sub(AHEAD) {
-                    self.nodes.prefetch(self.vacant[later].index);
+                    self.nodes.prefetch(self.vacant[later]);
                 }
-                key
+                index
             }
             None => self.fresh()?,
         };
-        let node = self.nodes.at_mut(key.index);
+        let node = self.nodes.at_mut(index);
+        // Even, as the place is vacant; 0 if it was never used.
+        let next = NonZeroU32::new(node.generation | 1).filter(|_| node.generation > 0);
+        let generation = next.unwrap_or(self.first);
         node.when = when;
-        node.generation = key.generation.get();
+        node.generation = generation.get();
         node.value.write(value);
-        Ok(key)
+        Ok(Key { index, generation })
     }
 
     /// A place that was never used.
-    fn fresh(&mut self) -> Result<Key, Error> {
+    fn fresh(&mut self) -> Result<u32, Error> {
         if self.fresh == self.nodes.places() {
             self.reserve(1)?;
         }
-        let index = self.fresh;
         self.fresh += 1;
-        let generation = self.first;
-        Ok(Key { index, generation })
+        Ok(self.fresh - 1)
     }
 
     /// Removes a timer. The caller takes it out of its list, which its link tells.
@@ -188,27 +188,16 @@ impl<T, L: Copy + Zeroed> Slab<T, L> {
             return None;
         }
         let (value, link) = (node.empty(), node.link);
-        self.leave(key);
+        self.vacant.push(key.index);
         Some((value, link))
     }
 
     /// Removes a timer that is in no list.
     #[inline(always)]
     pub fn remove(&mut self, timer: u32) -> T {
-        let key = self.key(timer);
         let value = self.nodes.at_mut(timer).empty();
-        self.leave(key);
+        self.vacant.push(timer);
         value
-    }
-
-    /// Notes that the place of a key is vacant.
-    #[inline(always)]
-    fn leave(&mut self, key: Key) {
-        let next = key.generation.checked_add(2);
-        self.vacant.push(Key {
-            index: key.index,
-            generation: next.unwrap_or(NonZeroU32::MIN),
-        });
     }
 
     /// Removes all timers.

@@ -14,7 +14,7 @@ use crate::{
 ///
 /// A timer of schemes 4, 6 and 7 takes 16 bytes besides its value, and its part of a block of 64
 /// bytes that holds 16 timers of a slot; one of the other schemes takes 24 bytes. Once a timer is
-/// removed, its place takes 8 bytes more until it is used again. A slot takes 8 bytes. Memory grows
+/// removed, its place takes 4 bytes more until it is used again. A slot takes 8 bytes. Memory grows
 /// by a quarter at most, without moving a timer; it is reused, and kept until the whole is dropped.
 ///
 /// ```

@@ -89,6 +89,8 @@ pub struct DelayQueue<T> {
     /// The tick that the queue's task waits for; [`LAST_TICK`] if for nothing.
     wake: u64,
     waker: Option<Waker>,
+    /// Whether the task must look at the timers before `wake`.
+    is_stale: bool,
 }
 
 impl<T> DelayQueue<T> {
@@ -158,6 +160,7 @@ impl<T> DelayQueue<T> {
             sleep: None,
             wake: LAST_TICK,
             waker: None,
+            is_stale: false,
         })
     }
 
@@ -221,6 +224,7 @@ impl<T> DelayQueue<T> {
     /// Wakes the task that waits for the queue if it would sleep beyond a tick.
     fn comes(&mut self, tick: u64) {
         if tick < self.wake {
+            self.is_stale = true;
             if let Some(waker) = self.waker.take() {
                 waker.wake();
             }
@@ -254,16 +258,19 @@ impl<T> DelayQueue<T> {
                     deadline: self.instant(expired.deadline),
                 }));
             }
-            if !self.timers.advance(self.clock.now(), BUDGET) || self.timers.has_due() {
+            let sleeps = self.sleeps(cx);
+            if !sleeps && (!self.timers.advance(self.clock.now(), BUDGET) || self.timers.has_due())
+            {
                 continue;
             }
-            if !self
-                .waker
-                .as_ref()
-                .is_some_and(|it| it.will_wake(cx.waker()))
-            {
+            let waker = self.waker.as_ref();
+            if !waker.is_some_and(|it| it.will_wake(cx.waker())) {
                 self.waker = Some(cx.waker().clone());
             }
+            if sleeps {
+                return Poll::Pending;
+            }
+            self.is_stale = false;
             let next = self.timers.next_tick();
             let Some(next) = next else {
                 self.wake = LAST_TICK;
@@ -285,6 +292,17 @@ impl<T> DelayQueue<T> {
             if sleep.is_some_and(|sleep| sleep.poll(cx).is_pending()) {
                 return Poll::Pending;
             }
+        }
+    }
+
+    /// Whether nothing can be due, because the sleep that was set has not ended: it says so without
+    /// a look at the clock.
+    fn sleeps(&mut self, cx: &mut Context<'_>) -> bool {
+        match &mut self.sleep {
+            Some(sleep) if !self.is_stale && self.wake < LAST_TICK => {
+                sleep.as_mut().poll(cx).is_pending()
+            }
+            _ => false,
         }
     }
 
