@@ -33,10 +33,15 @@ package() {
     esac
 }
 
+# rpm leaves directories that other packages own elsewhere, such as a shell's for completions.
+what=
+if [ "$kind" = rpm ]; then what='! -type d'; fi
+
 # What is in the root, except what the package managers keep for themselves.
 files() {
     (cd "$root" && find . -xdev -path ./packages -prune -o -path ./var/lib/dpkg -prune -o -path ./var/lib/rpm -prune \
-        -o -path ./var/log -prune -o -path './etc/*-' -prune -o -path ./etc/.pwd.lock -prune -o -path ./tmp -prune -o -print) | sort
+        -o -path ./root/.rpmdb -prune \
+        -o -path ./var/log -prune -o -path './etc/*-' -prune -o -path ./etc/.pwd.lock -prune -o -path ./tmp -prune -o $what -print) | sort
     # Of purged packages, no user stays.
     cut -d: -f1 "$root/etc/passwd" "$root/etc/group" | sort
 }
