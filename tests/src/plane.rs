@@ -1,10 +1,6 @@
 //! The loaded data plane under virtual time, run packet by packet with `BPF_PROG_TEST_RUN`.
 
-use std::{
-    os::fd::AsRawFd,
-    sync::atomic::{AtomicU32, Ordering},
-    time::Duration,
-};
+use std::{os::fd::AsRawFd, time::Duration};
 
 use aya::{
     maps::{Map, MapData},
@@ -172,8 +168,6 @@ impl Setup {
         .config(clock)
         .unwrap();
         config.0.max_stall = self.max_stall;
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let name = format!("t{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let load = Load {
             ring_bytes: self.ring_bytes,
             log_level: self.log_level,
@@ -181,7 +175,7 @@ impl Setup {
             room: self.room,
             ..Load::new(twheel::data_plane::OBJECT, config, clock)
         };
-        let plane = DataPlane::load_unpinned(&load, &name);
+        let plane = DataPlane::load_unpinned(&load);
         let mut plane = plane.expect("these tests need root and a mounted bpffs");
         let events = plane.take_events().unwrap();
         let ring = std::os::fd::AsFd::as_fd(&events).as_raw_fd();

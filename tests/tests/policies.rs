@@ -52,12 +52,7 @@ const POLICIES: [(&str, &[Fate]); 4] = [
                 "",
                 "none",
             ),
-            fate(
-                ["tcp", VISITOR, "192.0.2.1:22", "in"],
-                "ssh",
-                "5days",
-                "none",
-            ),
+            fate(["tcp", VISITOR, "192.0.2.1:22", "in"], "ssh", "5d", "none"),
             fate(
                 ["tcp", VISITOR, "192.0.2.1:8443", "in"],
                 "websocket",
@@ -85,19 +80,19 @@ const POLICIES: [(&str, &[Fate]); 4] = [
             fate(
                 ["tcp", "192.168.1.7", "198.51.100.9:443", "in"],
                 "",
-                "2h 4m",
+                "124m",
                 "conntrack",
             ),
             fate(
                 ["tcp", "192.168.50.7", "198.51.100.9:443", "in"],
                 "guests",
-                "2h 4m",
+                "124m",
                 "reset,conntrack",
             ),
             fate(
                 ["udp", "192.168.50.7", "198.51.100.9:443", "in"],
                 "",
-                "2h 4m",
+                "124m",
                 "conntrack",
             ),
             fate(
@@ -109,13 +104,13 @@ const POLICIES: [(&str, &[Fate]); 4] = [
             fate(
                 ["tcp", "192.168.1.7", "198.51.100.9:5228", "in"],
                 "long-lived",
-                "1day",
+                "1d",
                 "conntrack",
             ),
             fate(
                 ["tcp", "192.168.1.7", "192.168.1.1:22", "in"],
                 "own",
-                "5days",
+                "5d",
                 "none",
             ),
         ],
@@ -132,7 +127,7 @@ const POLICIES: [(&str, &[Fate]); 4] = [
             fate(
                 ["tcp", "10.9.0.7", "10.0.0.2:6432", "in"],
                 "admins",
-                "1day",
+                "1d",
                 "none",
             ),
             fate(
@@ -150,19 +145,19 @@ const POLICIES: [(&str, &[Fate]); 4] = [
             fate(
                 ["tcp", "10.244.1.7", "10.96.0.1:6443", "out"],
                 "cluster",
-                "1day",
+                "1d",
                 "none",
             ),
             fate(
                 ["tcp", "10.0.0.2", "10.0.0.3:10250", "in"],
                 "cluster",
-                "1day",
+                "1d",
                 "none",
             ),
             fate(
                 ["tcp", "10.0.0.2", "10.0.0.3:22", "in"],
                 "ssh",
-                "5days",
+                "5d",
                 "none",
             ),
             fate(
@@ -187,13 +182,13 @@ const POLICIES: [(&str, &[Fate]); 4] = [
             fate(
                 ["udp", "10.244.1.7", "10.244.2.9:8080", "in"],
                 "",
-                "1day",
+                "1d",
                 "none",
             ),
             fate(
                 ["tcp", "10.244.1.7", "10.244.2.9:5432", "in"],
                 "",
-                "1day",
+                "1d",
                 "none",
             ),
         ],

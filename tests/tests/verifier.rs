@@ -50,7 +50,7 @@ fn verify_load(name: &str, wanted: Settings, budget: u32, change: impl FnOnce(&m
     let mut load = Load::new(object, wanted.config(clock).unwrap(), clock);
     load.later = &[];
     change(&mut load);
-    let plane = DataPlane::load_unpinned(&load, name).unwrap();
+    let plane = DataPlane::load_unpinned(&load).unwrap();
     let verified = plane.verified().unwrap();
     println!("{name}: {verified:?}");
     for program in PROGRAMS {
@@ -137,7 +137,7 @@ fn a_refused_program_is_told_in_one_sentence_and_its_log_kept() {
     let clock = Clock::jiffies().unwrap();
     let object = broken("twheel_step");
     let load = Load::new(&object, by_default().config(clock).unwrap(), clock);
-    let error = DataPlane::load_unpinned(&load, "refused").err().unwrap();
+    let error = DataPlane::load_unpinned(&load).err().unwrap();
     assert_eq!(exit_code(&error), Kind::Unsupported as u8);
     let said = format!("{error:#}");
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();

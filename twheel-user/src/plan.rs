@@ -227,7 +227,7 @@ pub fn calibrate(flows: u64) -> Result<Costs> {
         ..Settings::default()
     }
     .config(clock)?;
-    let mut plane = DataPlane::load_unpinned(&Load::new(OBJECT, wanted, clock), "calibrate")?;
+    let mut plane = DataPlane::load_unpinned(&Load::new(OBJECT, wanted, clock))?;
 
     let timeout = timeout.as_millis() as u64;
     let mut now = timeout;

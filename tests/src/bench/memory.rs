@@ -119,7 +119,7 @@ fn compare(object: &[u8], clock: Clock, report: &mut Report) -> Result<()> {
                 others: vec![("FLOOR", entries)],
                 ..Load::new(&bench, small, clock)
             };
-            let hash = DataPlane::load_unpinned(&hash, "bench")?.memory()?["FLOOR"];
+            let hash = DataPlane::load_unpinned(&hash)?.memory()?["FLOOR"];
             let lru = Peers::load(&[], &[("LRU", entries)])?;
             bytes.push((format!("hash{suffix}"), hash));
             bytes.push((format!("lru{suffix}"), memlock(lru.map("LRU")?)?));

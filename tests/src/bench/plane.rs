@@ -292,7 +292,7 @@ pub fn config(clock: Clock, timeout: Duration, max_flows: u32) -> Result<(Config
 /// Loads an object, with this thread on [`CPU`]. Its pins are removed when this returns.
 pub fn load(object: &[u8], config: (Config, Rule), clock: Clock) -> Result<DataPlane> {
     pin_to(CPU)?;
-    DataPlane::load_unpinned(&Load::new(object, config, clock), "bench")
+    DataPlane::load_unpinned(&Load::new(object, config, clock))
 }
 
 /// The same with the kernel hash maps, and with capacity for this many interfaces; 0: a single one,
@@ -310,7 +310,7 @@ fn load_with_hashes(
         room,
         ..Load::new(object, config, clock)
     };
-    DataPlane::load_unpinned(&load, "bench")
+    DataPlane::load_unpinned(&load)
 }
 
 /// Each sample of one side divided by the other side's of the same round.

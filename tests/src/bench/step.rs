@@ -111,7 +111,7 @@ fn calls(rounds: u32, report: &mut Report) -> Result<()> {
             stepping,
             ..Load::new(OBJECT, config, clock)
         };
-        DataPlane::load_unpinned(&load, "bench")
+        DataPlane::load_unpinned(&load)
     };
     let planes = [load(Stepping::TestRuns)?, load(Stepping::LiveFrames)?];
     pin_to(inputs::CPU)?;

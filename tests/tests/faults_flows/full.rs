@@ -208,11 +208,20 @@ fn a_source_that_fills_a_real_table_gives_way_to_others() -> Result<()> {
     }
     assert_eq!(hosts.tracked()?, [SHARE, ROOM - SHARE]);
     let told = twheel.stderr();
-    let line = format!(
-        "the table is full: {hog} has {} flows, its quota is {SHARE}:",
-        ROOM - EARLY
+    // By then, others may have taken the place of some.
+    let line = format!("the table is full: {hog} has ");
+    let (before, after) = told.split_once(&line).with_context(|| told.clone())?;
+    let (number, _) = after.split_once(" flows, ").context("no number")?;
+    let has: usize = number.parse()?;
+    assert!((SHARE + 1..=ROOM - EARLY).contains(&has), "{told}");
+    assert!(
+        after.contains(&format!(" flows, its quota is {SHARE}:")),
+        "{told}"
     );
-    assert_eq!(told.matches(&line).count(), 1, "{told}");
+    assert!(
+        !before.contains("is full") && !after.contains("is full"),
+        "{told}"
+    );
     let ended = twheel.expiries_until(Instant::now() + Duration::from_millis(500))?;
     // (Unfinished handshakes of any source may be evicted, too; their next packet begins the flow
     // again.)

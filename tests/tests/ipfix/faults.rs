@@ -276,7 +276,12 @@ fn what_cannot_be_used_is_said_in_a_sentence() -> Result<()> {
             1,
             "cannot read /nowhere",
         ),
-        ("host:4739", &["--message-size", "100"], 2, "640..=65000"),
+        (
+            "host:4739",
+            &["--message-size", "100"],
+            2,
+            "give 640 to 65000",
+        ),
         ("host:4739", &["--pen", "0"], 2, "--pen"),
     ] {
         let args = lab.export(to, "state", options);

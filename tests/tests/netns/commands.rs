@@ -124,7 +124,7 @@ fn what_cannot_be_is_said_in_one_sentence() -> Result<()> {
             "/proc/1/ns/net",
             "--netns /proc/1/ns/net: give a name in /run/netns",
         ),
-        ("", "--netns : give a name in /run/netns"),
+        ("", "--netns has an empty name: give a name"),
         ("a[", "--netns a[: "),
         (
             "blue --zone bleu/eth0=7",

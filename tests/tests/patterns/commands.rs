@@ -145,7 +145,7 @@ fn what_makes_no_sense_is_refused_in_a_sentence() -> Result<()> {
         (&["--iface", "veth["][..], 2, "--iface veth["),
         (&["--iface", "veth0,,veth1"], 2, "empty name"),
         (&["--iface", "veth*/x"], 2, "no interface has such a name"),
-        (&["--iface", "veth*\n"], 2, "no interface has such a name"),
+        (&["--iface", "veth\n*"], 2, "no interface has such a name"),
         (&["--iface", &"?".repeat(65)], 2, "at most 64 characters"),
         (&["--iface", "veth*", "--exclude", "["], 2, "--exclude ["),
         (

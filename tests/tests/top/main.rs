@@ -151,7 +151,10 @@ fn what_cannot_be_shown_is_refused() -> Result<()> {
             "--sort rate",
             "--sort rate: it is not counted: start twheel with",
         ),
-        ("--sort rtt", "start `twheel run` with --rto on"),
+        (
+            "--sort rtt",
+            "--sort rtt: it is not measured: start twheel with",
+        ),
     ] {
         let said = terminal.shell(&format!("{top} {args}; echo code $?"))?;
         assert!(said.contains(text), "{args}: {said}");

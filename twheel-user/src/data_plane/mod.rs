@@ -9,6 +9,8 @@ use std::{
     fs, io,
     os::fd::AsFd,
     path::PathBuf,
+    process,
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 use anyhow::{Context, Result, bail};
@@ -288,10 +290,13 @@ impl DataPlane {
         Ok(())
     }
 
-    /// The same for tests and benchmarks: no pins are left when this returns. Nobody else may use
-    /// the name.
-    pub fn load_unpinned(load: &Load<'_>, name: &str) -> Result<Self> {
-        let instance = Instance::open(&[format!("{name}-{}", std::process::id())])?;
+    /// The same for tests, benchmarks and trials: no pins are left when this returns.
+    pub fn load_unpinned(load: &Load<'_>) -> Result<Self> {
+        /// How many this process has loaded: each gets a name of its own, which must be short enough
+        /// for an interface.
+        static LOADED: AtomicU32 = AtomicU32::new(0);
+        let number = LOADED.fetch_add(1, Ordering::Relaxed);
+        let instance = Instance::open(&[format!("{}-{number}", process::id())])?;
         let plane = Self::load(load, &instance);
         let removed = instance.remove();
         let plane = plane?;

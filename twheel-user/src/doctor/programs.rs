@@ -93,7 +93,7 @@ fn load(wanted: &Intended, way: Stepping) -> Result<Tried> {
         ..Load::new(OBJECT, wanted.config, wanted.clock)
     };
     let before = Instant::now();
-    let plane = DataPlane::load_unpinned(&load, "doctor")?;
+    let plane = DataPlane::load_unpinned(&load)?;
     let took = before.elapsed();
     plane
         .step(STEP_BUDGET)

@@ -18,7 +18,7 @@ const HEAD: &str = "\
 const WIDTH: usize = 98;
 
 /// Values for the options that have no default.
-const VALUES: [(&str, &str); 18] = [
+const VALUES: [(&str, &str); 23] = [
     ("iface", "[\"eth0\", \"eth1\"]"),
     ("exclude", "\"veth0\""),
     ("netns", "\"all\""),
@@ -35,7 +35,12 @@ const VALUES: [(&str, &str); 18] = [
     ("group", "\"twheel\""),
     ("stepping", "\"live-frames\""),
     ("protect", "[\"dport == 22\"]"),
+    ("rto-min", "\"200ms\""),
+    ("rto-max", "\"2m\""),
+    ("max-retrans", "3"),
     ("reap-rate", "100"),
+    ("reap-max-share", "20"),
+    ("enforce-rate", "10"),
     ("reap-netns", "\"blue\""),
 ];
 

@@ -127,7 +127,7 @@ fn what_is_wrong_is_said_with_file_line_and_key() {
         ("rto = \"yes\"", "f:1:7: rto = `yes`: write one of on, off"),
         (
             "reap-rate = 0",
-            "f:1:13: reap-rate = `0`: 0 is not in 1..=1000000",
+            "f:1:13: reap-rate = `0`: give 1 to 1000000",
         ),
         ("keep = true\nkeep = true", "f:2:1: not TOML: duplicate key"),
     ] {
