@@ -97,7 +97,10 @@ pub fn build(archs: &[Arch], check: bool) -> Result<Vec<(Arch, Made)>> {
         if check {
             statics::check(arch)?;
         }
-        let program = statics::build(arch)?;
+        let program = match arch == native() {
+            true => printing.clone(),
+            false => statics::build(arch)?,
+        };
         let package = |directory| Package {
             arch,
             release: 1,
