@@ -83,6 +83,10 @@ impl Zig {
             .env("CXX", cxx(arch))
             .env("AR", "twheel-ar")
             .env("RANLIB", "twheel-ranlib")
+            // What is built to run here, such as macros, is for this machine.
+            .env("HOST_CC", "cc")
+            .env("HOST_CXX", "c++")
+            .env("HOST_AR", "ar")
             .env("ZIG_GLOBAL_CACHE_DIR", &self.cache)
             .env(FROM, from);
         for variable in ["CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS"] {
