@@ -189,7 +189,7 @@ const ONLY_IN_THE_FIRST: &str = "/proc/sys/net/core/netdev_budget";
 /// (`net_gen_cookie`, `net/core/net_namespace.c`), and the beginning of the boot's id; or
 /// `inode-N-BOOT` if the namespace is gone, or is another one and the caller lacks CAP_SYS_ADMIN.
 pub fn lasting_name(inode: u64) -> String {
-    let is_it = |path: &Path| fs::metadata(path).is_ok_and(|it| it.ino() == inode);
+    let is_it = |path: &Path| is_at(path, inode);
     let is_first = match is_it(Path::new(OWN)) {
         true => Path::new(ONLY_IN_THE_FIRST).exists(),
         // In a container, process 1 is in the caller's own namespace.
@@ -212,17 +212,21 @@ pub fn lasting_name(inode: u64) -> String {
     }
 }
 
+/// Whether the file at a path has this inode.
+fn is_at(path: &Path, inode: u64) -> bool {
+    fs::metadata(path).is_ok_and(|it| it.ino() == inode)
+}
+
 /// The cookie of the network namespace of this inode, if it can be had.
 fn cookie(inode: u64) -> Option<u64> {
-    let is_it = |path: &Path| fs::metadata(path).is_ok_and(|it| it.ino() == inode);
-    if is_it(Path::new(OWN)) {
+    if is_at(Path::new(OWN), inode) {
         return own_cookie().ok();
     }
     let processes = fs::read_dir("/proc").ok()?.flatten();
     let mut paths = processes.map(|it| it.path().join("ns/net"));
     let namespace = Namespace {
         name: format!("with inode {inode}"),
-        file: File::open(paths.find(|path| is_it(path))?).ok()?,
+        file: File::open(paths.find(|path| is_at(path, inode))?).ok()?,
     };
     namespace.enter(|| Ok(own_cookie()?)).ok()
 }

@@ -21,7 +21,10 @@ use clap::Args;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::sh::{self, say};
+use crate::{
+    sh::{self, say},
+    statics,
+};
 
 /// The name under which engines load the image, before the version.
 const NAME: &str = "localhost/twheel";
@@ -116,11 +119,7 @@ pub fn image(options: &Options) -> Result<()> {
 fn epoch() -> Result<u64> {
     let seconds = match std::env::var("SOURCE_DATE_EPOCH") {
         Ok(given) => given,
-        Err(_) => {
-            let mut git = Command::new("git");
-            git.args(["log", "-1", "--format=%ct"]);
-            sh::output(git.current_dir(sh::workspace()))?
-        }
+        Err(_) => statics::epoch()?,
     };
     let seconds = seconds.trim();
     seconds

@@ -386,8 +386,7 @@ fn sampled(
 }
 
 fn commit() -> Result<String> {
-    let mut git = Command::new("git");
-    sh::output(git.current_dir(sh::workspace()).args(["rev-parse", "HEAD"]))
+    sh::output(sh::git().args(["rev-parse", "HEAD"]))
 }
 
 /// A name as a regular expression that matches nothing else.
@@ -407,8 +406,7 @@ fn escaped(name: &str) -> String {
 fn copy() -> Result<PathBuf> {
     let tree = sh::target("mutants/tree");
     let _ = fs::remove_dir_all(&tree);
-    let mut git = Command::new("git");
-    git.current_dir(sh::workspace());
+    let mut git = sh::git();
     git.args([
         "ls-files",
         "-z",

@@ -22,10 +22,7 @@ pub fn release(draft: bool) -> Result<()> {
         .context("cannot read CHANGELOG.md")?;
     let section = if draft { "Unreleased" } else { version };
     let notes = notes(&changelog, section)?;
-    let mut git = Command::new("git");
-    git.args(["status", "--porcelain"])
-        .current_dir(sh::workspace());
-    let changed = sh::output(&mut git)?;
+    let changed = sh::output(sh::git().args(["status", "--porcelain"]))?;
     ensure!(
         draft || changed.is_empty(),
         "these files are not committed: commit or remove them, or make a --draft:\n{changed}"
@@ -46,11 +43,9 @@ pub fn release(draft: bool) -> Result<()> {
         }
     }
     let sources = format!("twheel-{version}.tar.gz");
-    let mut archive = Command::new("git");
+    let mut archive = sh::git();
     archive
         .args(["archive", "--format=tar.gz", "HEAD"])
-        .current_dir(sh::workspace());
-    archive
         .arg(format!("--prefix=twheel-{version}/"))
         .arg("--output")
         .arg(out.join(&sources));

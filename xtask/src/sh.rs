@@ -38,6 +38,13 @@ pub fn cargo() -> Command {
     cargo
 }
 
+/// git, in the workspace.
+pub fn git() -> Command {
+    let mut git = Command::new("git");
+    git.current_dir(workspace());
+    git
+}
+
 /// Runs a command to its end. Fails if the command does.
 pub fn run(command: &mut Command) -> Result<()> {
     let name = name(command);

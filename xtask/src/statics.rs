@@ -6,7 +6,6 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -96,7 +95,7 @@ pub fn check(arch: Arch) -> Result<()> {
 
 /// Copies the files that git knows.
 fn copy_sources(to: &Path) -> Result<()> {
-    let files = sh::output(git().args(["ls-files", "-z"]))?;
+    let files = sh::output(sh::git().args(["ls-files", "-z"]))?;
     for file in files.split('\0').filter(|it| !it.is_empty()) {
         let (from, to) = (sh::workspace().join(file), to.join(file));
         let directory = to.parent().context("files are in directories")?;
@@ -156,16 +155,10 @@ fn build_in(place: &Place, arch: Arch, object: &Path) -> Result<PathBuf> {
     Ok(place.target.join(triple).join("release/twheel"))
 }
 
-fn git() -> Command {
-    let mut git = Command::new("git");
-    git.current_dir(sh::workspace());
-    git
-}
-
 /// The commit that is built, and whether files were changed since.
 fn commit() -> Result<String> {
-    let head = sh::output(git().args(["rev-parse", "HEAD"]))?;
-    let changed = sh::output(git().args(["status", "--porcelain", "--untracked-files=no"]))?;
+    let head = sh::output(sh::git().args(["rev-parse", "HEAD"]))?;
+    let changed = sh::output(sh::git().args(["status", "--porcelain", "--untracked-files=no"]))?;
     Ok(match changed.trim().is_empty() {
         true => head.trim().to_owned(),
         false => format!("{}, and changes", head.trim()),
@@ -174,6 +167,6 @@ fn commit() -> Result<String> {
 
 /// The time of the commit, in seconds since 1970: the only time that gets into what is built.
 pub fn epoch() -> Result<String> {
-    let time = sh::output(git().args(["log", "-1", "--format=%ct"]))?;
+    let time = sh::output(sh::git().args(["log", "-1", "--format=%ct"]))?;
     Ok(time.trim().to_owned())
 }

@@ -5,7 +5,6 @@ use clap::Args;
 
 use super::{complete, options::Options};
 use crate::{
-    action::Action,
     clock::Clock,
     daemon::{self, Setup},
     failure::{Failure, Kind},
@@ -67,8 +66,7 @@ impl Run {
     pub(super) fn check(self) -> Result<()> {
         let (setup, _) = self.setup()?;
         if let Some(policy) = &setup.policy {
-            let (config, _) = &setup.config;
-            install::asks_for(policy, setup.clock, config, Action::EnforceReset)?;
+            install::check(policy, setup.clock, &setup.config.0)?;
         }
         Ok(())
     }

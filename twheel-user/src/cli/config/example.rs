@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use clap::{Arg, ArgAction, Command};
 
 use super::file::options;
+use crate::output::table::wrapped;
 
 const HEAD: &str = "\
 # Configuration of `twheel run`. An option is a line: its long name, = and a value. Text stands in
@@ -56,7 +57,9 @@ pub(super) fn write(command: &Command, out: &mut impl Write) -> io::Result<()> {
         }
         writeln!(out)?;
         let help = arg.get_long_help().or(arg.get_help());
-        for line in wrapped(&help.map(ToString::to_string).unwrap_or_default()) {
+        let help = help.map(ToString::to_string).unwrap_or_default();
+        let words: Vec<_> = help.split_whitespace().collect();
+        for line in wrapped(&words.join(" "), WIDTH) {
             writeln!(out, "# {line}")?;
         }
         let values: Vec<_> = match arg.get_action() {
@@ -90,21 +93,4 @@ pub(super) fn value(name: &str, arg: &Arg) -> Option<String> {
         Ok(number) => number.to_string(),
         Err(_) => format!("\"{default}\""),
     })
-}
-
-/// The lines of a text.
-fn wrapped(text: &str) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split_whitespace() {
-        let last = lines.last_mut().expect("there is always a line");
-        if !last.is_empty() && last.len() + 1 + word.len() > WIDTH {
-            lines.push(word.to_owned());
-        } else {
-            if !last.is_empty() {
-                last.push(' ');
-            }
-            last.push_str(word);
-        }
-    }
-    lines
 }
