@@ -51,9 +51,17 @@ same() {
     process=$(pid)
     await all_tracked
     test "$(flows)" = "$before" || fail "$1: other flows: $(flows); before: $before"
-    ended=$(twheel expired --iface vb)
+    ended=$(twheel expired --iface vb 'dport == 9000')
     test -z "$ended" || fail "$1: $ended"
     say "pass $1"
+}
+
+# The longest that a flow which was due has waited for a step, in microseconds. While the wheels are
+# stepped that is a tick. Refused connections fall due all the time, a second after their last packet.
+waited() {
+    last=$(twheel expired --iface vb --json 'dport == 9001' | sed -n 's/.*"idle_us":\([0-9]*\).*/\1/p' | sort -n | tail -n 1)
+    test -n "$last" || fail "no refused connection has ended"
+    echo $((last - 1000000))
 }
 
 # What the unit may do, as the kernel knows it.
@@ -81,6 +89,7 @@ ip -n peer address add 10.9.0.2/24 dev vc
 ip -n peer link set vc up
 
 dpkg --install /packages/first.deb || fail "the package is not installed"
+echo 'timeout = "close=1s"' >/etc/twheel/vb.toml
 systemctl enable --now twheel@vb || fail "the unit does not start"
 await systemctl is-active twheel@vb
 await twheel stats --iface vb
@@ -96,12 +105,21 @@ for _ in $(seq $connections); do
 done
 await all_tracked
 before=$(flows)
+while sleep 0.1; do ip netns exec peer busybox nc -w 1 10.9.0.1 9001 </dev/null; done 2>/dev/null &
+sleep 3
+say "a step is at most $(waited) us late"
 say "pass tracks"
 
 systemctl restart twheel@vb || fail "it does not restart"
 same restart
 dpkg --install /packages/later.deb || fail "the package is not upgraded"
 same upgrade
+# What was due at the end of the time without a step is in the history by now.
+sleep 1
+late=$(waited)
+say "restarts have made a step $late us late"
+test "$late" -lt 800000 || fail "no step for a second"
+say "pass stepped"
 # Its end as by a fault: systemd starts it again.
 kill -KILL "$process"
 sleep 1.5
