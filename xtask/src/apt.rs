@@ -23,9 +23,10 @@ pub fn install(packages: &[&str], usually: &str) -> Result<()> {
     if let Err(error) = sh::run(apt_get()?.args(["update", "-qq"])) {
         say!("{error:#}; going on with the lists that are there.");
     }
-    // Does not replace what the machine has.
-    let args = "install -qq -y --no-install-recommends --no-upgrade --no-remove";
-    sh::run(apt_get()?.args(args.split(' ')).args(packages))
+    // Waits while another apt-get installs something; does not replace what the machine has.
+    let args = "-o DPkg::Lock::Timeout=300 install -qq -y --no-install-recommends --no-upgrade \
+                --no-remove";
+    sh::run(apt_get()?.args(args.split_whitespace()).args(packages))
 }
 
 /// Downloads a Debian package into a directory, without what it depends on.
