@@ -4,6 +4,7 @@
 use std::{
     borrow::Cow,
     io::{self, Write},
+    iter,
     time::Duration,
 };
 
@@ -148,6 +149,11 @@ impl Table {
                 *cell = printed;
             }
         }
+        if self.held.is_none() {
+            let cells = || cells.iter().map(String::as_str);
+            self.widen(cells());
+            return self.line(cells(), to);
+        }
         let row = cells.join(&SEPARATOR.to_string());
         self.add(Row::Cells(row), to)
     }
@@ -180,7 +186,11 @@ impl Table {
         let Some(held) = self.held.take() else {
             return Ok(());
         };
-        held.iter().for_each(|row| self.widen(row));
+        for row in &held {
+            if let Row::Cells(cells) = row {
+                self.widen(cells.split(SEPARATOR));
+            }
+        }
         if self.columns.iter().any(|column| !column.heading.is_empty()) {
             self.heading(to)?;
         }
@@ -192,15 +202,13 @@ impl Table {
         self.line(headings, to)
     }
 
-    fn widen(&mut self, row: &Row) {
-        let Row::Cells(cells) = row else { return };
-        for (column, cell) in self.columns.iter_mut().zip(cells.split(SEPARATOR)) {
+    fn widen<'a>(&mut self, cells: impl Iterator<Item = &'a str>) {
+        for (column, cell) in self.columns.iter_mut().zip(cells) {
             column.width = column.width.max(cell.chars().count());
         }
     }
 
-    fn write(&mut self, row: &Row, to: &mut dyn Write) -> io::Result<()> {
-        self.widen(row);
+    fn write(&self, row: &Row, to: &mut dyn Write) -> io::Result<()> {
         match row {
             Row::Cells(cells) => self.line(cells.split(SEPARATOR), to),
             Row::Title(title) => writeln!(to, "\n{title}"),
@@ -217,9 +225,16 @@ impl Table {
             if number > 0 {
                 line += GAP;
             }
+            let padding = iter::repeat_n(' ', width.saturating_sub(cell.chars().count()));
             match (is_number, number == last) {
-                (true, _) => line += &format!("{cell:>width$}"),
-                (false, false) => line += &format!("{cell:<width$}"),
+                (true, _) => {
+                    line.extend(padding);
+                    line += cell;
+                }
+                (false, false) => {
+                    line += cell;
+                    line.extend(padding);
+                }
                 (false, true) => line = self.with_last(line, cell),
             }
         }
