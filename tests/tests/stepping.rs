@@ -2,12 +2,18 @@
 //! sweep.
 
 use std::{
-    sync::mpsc::channel,
+    fs::File,
+    sync::{
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc::channel,
+    },
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use nix::fcntl::{Flock, FlockArg};
+use twheel_common::config::LAYOUT;
 use twheel_tests::{
     netns::require_root,
     pair::{Family, Pair, SERVER},
@@ -151,6 +157,47 @@ fn a_run_adopts_what_was_stepped_in_another_way() -> Result<()> {
         pair.server.check_clean(SERVER)?;
     }
     Ok(())
+}
+
+/// A run that adopts goes on stepping the wheels while it loads, with the program of the run before.
+/// Here it cannot go on loading, because a policy is locked.
+#[test]
+fn a_restart_steps_the_wheels_before_it_has_loaded() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let timeout = ["--timeout", "700ms", "--tick", "20ms"];
+    let args = [&["--iface", SERVER, "--keep", "--json"][..], &timeout].concat();
+    let twheel = Twheel::start(&pair.server, &args)?;
+    pair.server.begin_flows(SERVER, 50)?;
+    twheel.kill()?;
+
+    let pins = File::open(format!("/sys/fs/bpf/twheel/v{LAYOUT}"))?;
+    let locked = Flock::lock(pins, FlockArg::LockExclusive).map_err(|(_, error)| error)?;
+    let loaded = AtomicBool::new(false);
+    let twheel = thread::scope(|scope| {
+        let stepped = scope.spawn(|| {
+            // Unlocks when it ends, so that the start does.
+            let _locked = locked;
+            let end = Instant::now() + millis(1800);
+            while pair.server.counter("expired")? < 50 {
+                ensure!(Instant::now() < end, "no wheel is stepped");
+                thread::sleep(millis(20));
+            }
+            ensure!(!loaded.load(Relaxed), "it has loaded, in spite of the lock");
+            Ok(())
+        });
+        // Here: a twheel ends with the thread that has started it.
+        let twheel = Twheel::start(&pair.server, &args)?;
+        loaded.store(true, Relaxed);
+        stepped.join().expect("the thread panicked")?;
+        anyhow::Ok(twheel)
+    })?;
+    let expired = twheel.expiries_until(Instant::now() + millis(500))?;
+    assert_eq!(expired.len(), 50);
+    twheel.stop()?;
+    let detached = pair.server.twheel_once(&["detach", "--iface", SERVER])?;
+    assert_eq!(detached.code(), Some(0), "{}", detached.stderr);
+    pair.server.check_clean(SERVER)
 }
 
 /// The messages of a start, each with the time since its process began; and when it had attached.

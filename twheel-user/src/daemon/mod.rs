@@ -9,12 +9,14 @@
 //! | the path of an event from the ring to the output | `report.rs`, `stations.rs` |
 //! | sources over their quota | `quota_watch.rs` |
 //! | live flows at the end | `final_records.rs` |
+//! | who steps the wheels of an earlier run while it loads | `meanwhile.rs` |
 //! | what stays when it ends | `life.rs` |
 //! | the order in which it ends | `Daemon::end`; `docs/design.md`, *How a run ends* |
 
 mod final_records;
 mod interfaces;
 mod life;
+mod meanwhile;
 mod namespaces;
 mod quota_watch;
 mod report;
@@ -44,6 +46,7 @@ pub use self::setup::Setup;
 use self::{
     interfaces::Common,
     life::{End, Ending, Life, Stop},
+    meanwhile::Meanwhile,
     namespaces::Namespaces,
     quota_watch::QuotaWatch,
     report::{Notes, Printer, Report, lost_of},
@@ -148,9 +151,11 @@ pub fn run(mut setup: Setup, reap: reap::Mandate) -> Result<()> {
             // Before anything is pinned or attached: from here on a signal ends the run in good
             // order.
             let mut stop = Stop::new()?;
+            let meanwhile = Meanwhile::start(&instance, &setup);
             let plane = load(&setup, &instance, room)?;
             life.loaded(attached || plane.adopted());
             let daemon = Daemon::start(&setup, opened, plane, &instance, &mut life)?;
+            drop(meanwhile);
             daemon.watch(&mut stop).await
         });
     let end = match result {
