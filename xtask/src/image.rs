@@ -10,7 +10,7 @@ use std::{
     fmt::Write as _,
     fs,
     io::Write as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     str::FromStr,
     time::{Duration, UNIX_EPOCH},
@@ -39,8 +39,8 @@ const BLOCK: usize = 512;
 /// What goes into the image.
 #[derive(Args)]
 pub struct Options {
-    /// A static program and its architecture, amd64 or arm64; once for each
-    #[arg(long, value_name = "ARCH=FILE", required = true)]
+    /// A static program and its architecture, amd64 or arm64; once for each [default: both are built]
+    #[arg(long, value_name = "ARCH=FILE")]
     program: Vec<Program>,
     /// The archive [default: target/image/twheel-VERSION.oci.tar]
     #[arg(long, value_name = "FILE")]
@@ -67,9 +67,20 @@ const ARCHITECTURES: [Arch; 2] = [
 
 /// A program for an architecture.
 #[derive(Clone, Debug)]
-struct Program {
+pub struct Program {
     arch: Arch,
     file: PathBuf,
+}
+
+impl Program {
+    /// A program that was built for an architecture.
+    pub fn new(arch: statics::Arch, file: PathBuf) -> Self {
+        let arch = match arch {
+            statics::Arch::X86_64 => ARCHITECTURES[0],
+            statics::Arch::Aarch64 => ARCHITECTURES[1],
+        };
+        Self { arch, file }
+    }
 }
 
 impl FromStr for Program {
@@ -89,13 +100,33 @@ impl FromStr for Program {
 
 /// Makes the archive, and prints its path.
 pub fn image(options: &Options) -> Result<()> {
-    let version = env!("CARGO_PKG_VERSION");
     let path = options.output.clone().unwrap_or_else(|| {
-        let name = format!("image/twheel-{version}.oci.tar");
+        let name = format!("image/{}", file_name());
         sh::target(&name)
     });
+    if options.program.is_empty() {
+        let mut built = Vec::new();
+        for arch in statics::Arch::ALL {
+            built.push(Program::new(arch, statics::build(arch)?));
+        }
+        make(&built, &path)?;
+    } else {
+        make(&options.program, &path)?;
+    }
+    println!("{}", path.display());
+    Ok(())
+}
+
+/// The usual name of the archive.
+pub fn file_name() -> String {
+    format!("twheel-{}.oci.tar", env!("CARGO_PKG_VERSION"))
+}
+
+/// Makes the archive of these programs.
+pub fn make(of: &[Program], path: &Path) -> Result<()> {
+    let version = env!("CARGO_PKG_VERSION");
     let mut programs = BTreeMap::new();
-    for Program { arch, file } in &options.program {
+    for Program { arch, file } in of {
         let program = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
         is_fit(&program, *arch).with_context(|| format!("{}", file.display()))?;
         let before = programs.insert(arch.name, program);
@@ -106,12 +137,11 @@ pub fn image(options: &Options) -> Result<()> {
         fs::create_dir_all(directory)
             .with_context(|| format!("cannot make {}", directory.display()))?;
     }
-    fs::write(&path, &archive).with_context(|| format!("cannot write {}", path.display()))?;
+    fs::write(path, &archive).with_context(|| format!("cannot write {}", path.display()))?;
     say!(
         "The image is {NAME}:{version}; its archive has the SHA-256 {}.",
         digest(&archive)
     );
-    println!("{}", path.display());
     Ok(())
 }
 

@@ -9,6 +9,7 @@
 //! | What must a machine have? | `setup`, `apt`, `python`, `fleet_tools`, `kubernetes_tools`, `prometheus` |
 //! | What builds the eBPF objects, and what is built around them? | `toolchain`, `ebpf`, `run`, `cross`, `statics`, `zig` |
 //! | Is it right? | `lint`, `test`, `fuzz`, `mutants`, `vm` |
+//! | What is it made of? | `dependencies` |
 //! | How fast is it? | `bench` |
 //! | What does a whole fleet look like? | `fleet` |
 //! | What goes into a package, and what is published? | `man`, `dashboards`, `package`, `release` |
@@ -18,6 +19,7 @@ mod apt;
 mod bench;
 mod cross;
 mod dashboards;
+mod dependencies;
 mod ebpf;
 mod fleet;
 mod fleet_tools;
@@ -116,6 +118,11 @@ enum Task {
     /// Check formatting, lints and documentation
     Lint,
 
+    /// Check the crates that twheel is made of: licences, sources, duplicates, advisories
+    ///
+    /// By cargo-deny, which is built once, and deny.toml.
+    Deny(dependencies::Options),
+
     /// Fuzz the parser with libFuzzer, compared with etherparse, for a minute by default
     ///
     /// Installs a C++ compiler if there is none. With a rustup nightly it also uses the address sanitizer.
@@ -207,6 +214,7 @@ fn main() -> ExitCode {
         Task::BuildEbpf { update: true, .. } => ebpf::update(),
         Task::BuildEbpf { .. } => ebpf::build(),
         Task::Lint => lint::lint(),
+        Task::Deny(options) => dependencies::deny(&options),
         Task::Fuzz { keep, args } => fuzz::fuzz(keep, &args),
         Task::Mutants { files, sample } => mutants::mutants(&files, sample),
         Task::Build { target } => cross::build(target),

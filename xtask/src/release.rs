@@ -1,4 +1,5 @@
-//! `cargo xtask release`: all that is published of a version, with checksums and notes.
+//! `cargo xtask release`: all that is published of a version, with what it is made of, checksums and
+//! notes.
 
 use std::{
     fs,
@@ -9,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
-    package,
+    dependencies, image, package,
     sh::{self, say},
     statics::Arch,
 };
@@ -31,17 +32,23 @@ pub fn release(draft: bool) -> Result<()> {
     let out = sh::target(&format!("release-{version}"));
     let _ = fs::remove_dir_all(&out);
     fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
-    let mut files = Vec::new();
+    let (mut files, mut programs) = (Vec::new(), Vec::new());
     for (arch, made) in package::build(&Arch::ALL, !draft)? {
         let program = format!("twheel-{version}-{}", arch.name());
         put(&made.program, &out.join(&program))?;
-        files.push(program);
+        programs.push(image::Program::new(arch, made.program));
+        let sbom = format!("{program}.cdx.json");
+        dependencies::sbom(arch, &out.join(&sbom))?;
+        files.extend([program, sbom]);
         for package in &made.packages {
             let name = package.file_name().unwrap_or_default();
             put(package, &out.join(name))?;
             files.push(name.to_string_lossy().into_owned());
         }
     }
+    let image = image::file_name();
+    image::make(&programs, &out.join(&image))?;
+    files.push(image);
     let sources = format!("twheel-{version}.tar.gz");
     let mut archive = sh::git();
     archive

@@ -18,6 +18,9 @@ use crate::{
     zig::Zig,
 };
 
+/// What static programs have beside what every twheel has.
+pub const FEATURES: &str = "kafka-static";
+
 /// An architecture of static programs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Arch {
@@ -94,7 +97,7 @@ pub fn check(arch: Arch) -> Result<()> {
 }
 
 /// Copies the files that git knows.
-fn copy_sources(to: &Path) -> Result<()> {
+pub fn copy_sources(to: &Path) -> Result<()> {
     let files = sh::output(sh::git().args(["ls-files", "-z"]))?;
     for file in files.split('\0').filter(|it| !it.is_empty()) {
         let (from, to) = (sh::workspace().join(file), to.join(file));
@@ -114,7 +117,7 @@ fn build_in(place: &Place, arch: Arch, object: &Path) -> Result<PathBuf> {
         "Building a static twheel for {}; this usually takes 8 min the first time.",
         arch.name()
     );
-    let triple = format!("{}-unknown-linux-musl", arch.name());
+    let triple = triple(arch);
     let mut flags = vec![
         "-Ctarget-feature=+crt-static".to_owned(),
         // Zig has the C library.
@@ -139,7 +142,7 @@ fn build_in(place: &Place, arch: Arch, object: &Path) -> Result<PathBuf> {
             "-p",
             "twheel-user",
         ])
-        .args(["--bin", "twheel", "--features", "kafka-static"])
+        .args(["--bin", "twheel", "--features", FEATURES])
         .args(["-Z", "build-std=std,panic_abort", "--target", &triple])
         .arg("--target-dir")
         .arg(&place.target)
@@ -153,6 +156,11 @@ fn build_in(place: &Place, arch: Arch, object: &Path) -> Result<PathBuf> {
     zig.set(&mut cargo, arch.name(), &place.target)?;
     sh::run(&mut cargo)?;
     Ok(place.target.join(triple).join("release/twheel"))
+}
+
+/// The target of static programs for an architecture.
+pub fn triple(arch: Arch) -> String {
+    format!("{}-unknown-linux-musl", arch.name())
 }
 
 /// The commit that is built, and whether files were changed since.

@@ -100,6 +100,11 @@ impl WithSources {
         cargo(&self.0.sysroot, &self.0.release)
     }
 
+    /// Its release, and so that of the standard library.
+    pub fn release(&self) -> &str {
+        &self.0.release
+    }
+
     /// As [`source_paths`].
     pub fn paths(&self, sources: &Path) -> Result<Vec<(String, &'static str)>> {
         source_paths(&self.0.sysroot, sources)

@@ -22,6 +22,11 @@ const PACKAGE: &str = "ziglang==0.17.1";
 /// Names the directory whose name must not get into programs.
 pub const FROM: &str = "TWHEEL_BUILD_DIR";
 
+/// Its version.
+pub fn version() -> &'static str {
+    PACKAGE.rsplit('=').next().unwrap_or_default()
+}
+
 /// Zig, as a directory of programs that are called as a C compiler is.
 pub struct Zig {
     bin: PathBuf,

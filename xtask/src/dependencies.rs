@@ -1,0 +1,169 @@
+//! The crates that twheel is made of: whether they may be used, and a list of them for whoever runs
+//! it (a software bill of materials, SBOM).
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::{
+    sh::{self, say},
+    statics::{self, Arch},
+    toolchain, zig,
+};
+
+/// A tool from crates.io.
+struct Tool {
+    name: &'static str,
+    version: &'static str,
+    usually: &'static str,
+}
+
+const DENY: Tool = Tool {
+    name: "cargo-deny",
+    version: "0.20.2",
+    usually: "4 min",
+};
+const CYCLONEDX: Tool = Tool {
+    name: "cargo-cyclonedx",
+    version: "0.5.9",
+    usually: "2 min",
+};
+
+impl Tool {
+    /// The program, which is built once.
+    fn path(&self) -> Result<PathBuf> {
+        let tools = toolchain::cache()?.join("tools");
+        let path = tools.join("bin").join(self.name);
+        let says = |path: &Path| {
+            let mut version = Command::new(path);
+            sh::output(version.args([self.name.trim_start_matches("cargo-"), "--version"]))
+        };
+        if path.exists() && says(&path)?.trim().ends_with(self.version) {
+            return Ok(path);
+        }
+        say!(
+            "Building {} {} into {}; this usually takes {}.",
+            self.name,
+            self.version,
+            tools.display(),
+            self.usually
+        );
+        let mut cargo = sh::cargo();
+        cargo.args(["install", self.name, "--quiet", "--locked", "--force"]);
+        sh::run(
+            cargo
+                .args(["--version", self.version, "--root"])
+                .arg(&tools),
+        )?;
+        Ok(path)
+    }
+}
+
+/// What of the crates is checked.
+#[derive(Args)]
+pub struct Options {
+    /// Leave out the advisories of RustSec, whose list is on GitHub
+    #[arg(long)]
+    without_advisories: bool,
+}
+
+/// Checks licences, sources and duplicates by `deny.toml`, and the advisories of RustSec.
+pub fn deny(options: &Options) -> Result<()> {
+    let mut deny = Command::new(DENY.path()?);
+    deny.current_dir(sh::workspace())
+        .args(["--all-features", "--locked", "check"])
+        .args(["bans", "licenses", "sources"]);
+    if !options.without_advisories {
+        deny.arg("advisories");
+    }
+    sh::run(&mut deny)
+}
+
+/// Writes the list of what is in a static program, in the format of CycloneDX
+/// (<https://cyclonedx.org/docs/1.5/json/>).
+///
+/// cargo-cyclonedx knows the crates. The C library, the runtime of C++ and the standard library of
+/// Rust come with the compilers: they are added here. The same commit gives the same bytes.
+pub fn sbom(arch: Arch, to: &Path) -> Result<()> {
+    let tool = CYCLONEDX.path()?;
+    // It writes beside each manifest, so it works on a copy.
+    let copy = sh::target("sbom").join(arch.name());
+    let _ = fs::remove_dir_all(&copy);
+    statics::copy_sources(&copy)?;
+    let target = statics::triple(arch);
+    let mut cyclonedx = Command::new(tool);
+    cyclonedx
+        .current_dir(&copy)
+        .args(["cyclonedx", "--quiet", "--format", "json"])
+        .args(["--manifest-path", "twheel-user/Cargo.toml"])
+        .args(["--features", statics::FEATURES, "--target", &target])
+        .args(["--spec-version", "1.5", "--override-filename", "sbom"])
+        .env("SOURCE_DATE_EPOCH", statics::epoch()?);
+    sh::run(&mut cyclonedx)?;
+    let written = copy.join("twheel-user/sbom.json");
+    let text = fs::read_to_string(&written).context("cargo-cyclonedx has written no list")?;
+    // Identifiers name the directory of the sources.
+    let copy_name = copy.to_str().context("the target directory is not UTF-8")?;
+    let text = text.replace(copy_name, "/sources");
+    let list = with_toolchain(
+        serde_json::from_str(&text)?,
+        toolchain::with_sources()?.release(),
+    )?;
+    let text = format!("{}\n", serde_json::to_string_pretty(&list)?);
+    fs::write(to, text).with_context(|| format!("cannot write {}", to.display()))?;
+    fs::remove_dir_all(&copy).context("cannot remove the copy of the sources")
+}
+
+/// The list, with what comes with the compilers.
+fn with_toolchain(mut list: Value, rust: &str) -> Result<Value> {
+    let components = list["components"].as_array_mut();
+    let components = components.context("the list has no components")?;
+    ensure!(
+        components.iter().any(|it| it["name"] == "aya"),
+        "the list of components is not twheel's"
+    );
+    for (name, version, licence) in [
+        ("rust-std", rust, "MIT OR Apache-2.0"),
+        (
+            "zig (musl, libc++, libunwind)",
+            zig::version(),
+            "MIT AND (Apache-2.0 WITH LLVM-exception)",
+        ),
+    ] {
+        components.push(json!({
+            "type": "library",
+            "bom-ref": format!("toolchain:{name}"),
+            "name": name,
+            "version": version,
+            "scope": "required",
+            "licenses": [{"expression": licence}],
+        }));
+    }
+    Ok(list)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_has_the_compilers_libraries() {
+        let list = json!({"components": [{"name": "aya"}]});
+        let list = with_toolchain(list, "1.96.0").unwrap();
+        let names: Vec<_> = list["components"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|it| &it["name"])
+            .collect();
+        assert_eq!(names, ["aya", "rust-std", "zig (musl, libc++, libunwind)"]);
+        assert!(with_toolchain(json!({"components": []}), "1.96.0").is_err());
+        assert!(with_toolchain(json!({}), "1.96.0").is_err());
+    }
+}
