@@ -13,6 +13,7 @@
 //! | How fast is it? | `bench` |
 //! | What does a whole fleet look like? | `fleet` |
 //! | What goes into a package, and what is published? | `man`, `dashboards`, `package`, `release` |
+//! | What does the README show? | `recording` |
 //! | What is the image of containers? | `image` |
 
 mod apt;
@@ -32,6 +33,7 @@ mod mutants;
 mod package;
 mod prometheus;
 mod python;
+mod recording;
 mod release;
 mod run;
 mod setup;
@@ -183,6 +185,9 @@ enum Task {
     /// Write the dashboards of a fleet for Grafana into dist/grafana
     Dashboards,
 
+    /// Run the lab, and write what it shows into docs/lab.svg, as an animated picture
+    Recording,
+
     /// Write an OCI image of static programs, as an archive that container engines load
     ///
     /// Without a registry and without a container engine. The same programs give the same archive.
@@ -235,6 +240,7 @@ fn main() -> ExitCode {
         Task::Release { draft } => release::release(draft),
         Task::Man => man::man(),
         Task::Dashboards => dashboards::write(),
+        Task::Recording => recording::record(),
         Task::Image(options) => image::image(&options),
         Task::Setup => setup::setup(),
     };
