@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn lines_come_when_they_were_written() {
         let output = "Script started\nThe lab\r\n  <busy>\r\nEnd\r\n";
-        let lines = lines("0.5 4\n0.25 17\n1.0 5\n", output).unwrap();
+        let lines = lines("0.5 4\n0.25 17\n1.0 3\n", output).unwrap();
         let wanted = [
             (0.0, COMMAND),
             (1.75, "The lab"),
