@@ -60,21 +60,7 @@ impl Hierarchical {
     /// assert!(Hierarchical::new(8, 1024).is_err());
     /// ```
     pub fn new(levels: u32, slots: u32) -> Result<Self, Error> {
-        Error::check("the number of levels", levels.into(), 1, MAX_LEVELS.into())?;
-        Error::check(
-            "the number of slots of a level",
-            slots.into(),
-            2,
-            1 << MAX_BITS,
-        )?;
-        let bits = slots.next_power_of_two().ilog2();
-        Error::check(
-            "the range of the levels, as log2 of ticks,",
-            (levels * bits).into(),
-            1,
-            MAX_RANGE.into(),
-        )?;
-        let levels = Levels::new(levels, bits);
+        let levels = levels_of(levels, slots)?;
         Ok(Self {
             lists: Blocks::new(levels.slots()),
             levels,
@@ -93,6 +79,25 @@ impl Hierarchical {
     pub fn range(&self) -> u64 {
         self.levels.range()
     }
+}
+
+/// As [`Hierarchical::new`] says.
+pub(crate) fn levels_of(levels: u32, slots: u32) -> Result<Levels, Error> {
+    Error::check("the number of levels", levels.into(), 1, MAX_LEVELS.into())?;
+    Error::check(
+        "the number of slots of a level",
+        slots.into(),
+        2,
+        1 << MAX_BITS,
+    )?;
+    let bits = slots.next_power_of_two().ilog2();
+    Error::check(
+        "the range of the levels, as log2 of ticks,",
+        (levels * bits).into(),
+        1,
+        MAX_RANGE.into(),
+    )?;
+    Ok(Levels::new(levels, bits))
 }
 
 impl Structure for Hierarchical {

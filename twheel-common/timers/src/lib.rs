@@ -42,7 +42,9 @@
 //! | 7      | [`Hierarchical`]  | O(m)             | O(1)     | O(1) in the mean |
 //! | 7      | [`Growing`]       | O(m)             | O(1)     | O(1) in the mean |
 //!
-//! Each type is the `S` of [`Timers<T, S>`](Timers), which has the common part; all are used
+//! [`Intrusive`] is scheme 7 with timers that are parts of your own objects.
+//!
+//! Each other type is the `S` of [`Timers<T, S>`](Timers), which has the common part; all are used
 //! through the trait [`Scheme`], which says which method is which operation of the paper. They are
 //! the base of [`ById`] (an id is armed at most once), [`Expiring`] (a fixed timeout, with
 //! listeners), [`Netty`] (starts and stops from any thread) and, with feature `tokio`,
@@ -67,9 +69,9 @@
 //!
 //! All items are at the root. In the sources: `scheme` (the trait), `timers` and `entry`; the
 //! structures `unordered`, `ordered`, `heap`, `simple`, `hashed_ordered`, `hashed`, `hierarchical`
-//! and `growing`; what they are made of: `arena`, `slab`, `blocks`, `linked`, `bitmap`, `ring`,
-//! `levels`; on top of them `by_id`, `expiring`, `netty`, `delay_queue`, `service`, `clock`; and
-//! `error`.
+//! and `growing`; `intrusive`; what they are made of: `arena`, `slab`, `blocks`, `linked`, `bitmap`,
+//! `ring`, `levels`; on top of them `by_id`, `expiring`, `netty`, `delay_queue`, `service`, `clock`;
+//! and `error`.
 #![cfg_attr(not(any(test, feature = "std")), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Links to what a feature leaves out.
@@ -95,6 +97,7 @@ mod hashed;
 mod hashed_ordered;
 mod heap;
 mod hierarchical;
+mod intrusive;
 mod levels;
 mod linked;
 #[cfg(feature = "std")]
@@ -122,6 +125,7 @@ pub use hashed::Hashed;
 pub use hashed_ordered::HashedOrdered;
 pub use heap::Heap;
 pub use hierarchical::Hierarchical;
+pub use intrusive::{Intrusive, Node, Nodes};
 #[cfg(feature = "std")]
 pub use netty::{Netty, NettyWheel, TRANSFERS_PER_TICK, Timeout};
 pub use ordered::{End, Ordered};

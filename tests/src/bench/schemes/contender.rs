@@ -13,7 +13,7 @@ use twheel_timers::{
     Unordered,
 };
 
-use super::{linux::Linux, stopwatch};
+use super::{linux::Linux, objects::Embedded, stopwatch};
 
 /// Slots of the wheels with one level: more than the longest interval, which scheme 4 requires.
 pub const SLOTS: u32 = 1 << 16;
@@ -72,7 +72,7 @@ pub struct Entry {
 }
 
 /// All of them.
-pub const ALL: [Entry; 13] = {
+pub const ALL: [Entry; 14] = {
     const fn entry(
         name: &'static str,
         make: fn(usize) -> Box<dyn Contender>,
@@ -113,6 +113,7 @@ pub const ALL: [Entry; 13] = {
             |n| ours(n, Timers::new(must(Hierarchical::new(3, 1024)))),
             ANY,
         ),
+        entry(INTRUSIVE, |n| Box::new(Embedded::new(n)), ANY),
         entry(
             "7 growing, ticked",
             |n| ours(n, Timers::new(must(Growing::ticked(256)))),
@@ -138,6 +139,8 @@ pub const ALL: [Entry; 13] = {
     ]
 };
 
+/// The one whose timers have no handles.
+pub const INTRUSIVE: &str = "7 intrusive";
 /// The contenders to beat.
 pub const DELAY_QUEUE: &str = "tokio-util DelayQueue";
 /// Never to be behind.

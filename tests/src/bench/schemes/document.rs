@@ -90,7 +90,12 @@ fn peers(text: &mut String, results: &Results) {
         contender::LINUX
     );
     for peer in [contender::DELAY_QUEUE, contender::QUAD, contender::LINUX] {
-        for name in ["4 simple", "6 hashed", "7 hierarchical"] {
+        for name in [
+            "4 simple",
+            "6 hashed",
+            "7 hierarchical",
+            contender::INTRUSIVE,
+        ] {
             let _ = write!(text, "| {peer} | {name} |");
             for operation in Operation::ALL {
                 let _ = write!(text, "{} |", ratio(results, (peer, name), operation, *n));

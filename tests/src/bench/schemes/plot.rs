@@ -31,7 +31,12 @@ pub fn all(out: &Path, results: &Results) -> Result<()> {
             let curve = curve.filter_map(|(n, each)| {
                 let bytes = results.bytes.get(&(contender, n as u32))?;
                 // The driver's handles are read, too.
-                Some(((bytes + 8.0) * n, each))
+                let handle = if entry.name == contender::INTRUSIVE {
+                    0.0
+                } else {
+                    8.0
+                };
+                Some(((bytes + handle) * n, each))
             });
             curves.push((
                 format!("{}, {}", entry.name, operation.name()),
