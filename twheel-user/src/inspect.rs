@@ -21,7 +21,7 @@ use crate::{
     maps,
     model::{Birth, Flow, Measure, Named, Origin, Tracked, in_order},
     names::Names,
-    output::table::Columns,
+    output::flow_table::Columns,
     pins::{Instance, Pins},
     policy::install::InForce,
     watched, zones,

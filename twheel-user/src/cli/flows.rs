@@ -19,8 +19,8 @@ use crate::{
     inspect::Reader,
     model::Tracked,
     output::{
-        json,
-        table::{self, HELD},
+        flow_table, json,
+        table::{Cells, HELD},
     },
     owner::Owners,
 };
@@ -128,7 +128,8 @@ impl Flows {
         let units = self.numbers.units();
         let listed = while_read(|out| {
             let columns = reader.columns();
-            let mut table = table::flows(columns);
+            let mut table = flow_table::flows(columns);
+            let mut cells = Cells::default();
             // The ages of all flows are of now, however long the list takes.
             let (time, now) = (SystemTime::now(), reader.now()?);
             let sorted = self.sort.map(|key| self.sorted(key, &reader, &filter, now));
@@ -146,7 +147,7 @@ impl Flows {
                 // The owner stands in the last column, which has no width.
                 each(&mut |tracked| {
                     let named = reader.known_as(&tracked.flow);
-                    table.measure(&table::flow(tracked, named, columns, units));
+                    flow_table::measure_flow(&mut table, tracked, named, (columns, units));
                     Ok(())
                 })?;
             }
@@ -157,7 +158,8 @@ impl Flows {
                 if self.json {
                     json::tracked(reader.identity(), time, tracked, named, out)?;
                 } else {
-                    table.row(table::flow(tracked, named, columns, units), out)?;
+                    flow_table::flow(tracked, named, (columns, units), &mut cells);
+                    table.add_cells(&cells, out)?;
                 }
                 Ok(())
             })?;

@@ -16,7 +16,8 @@ use crate::{
     output::{
         json::write_now,
         several,
-        table::{Column, Table, short},
+        table::{Column, Table},
+        units::short,
     },
     plan::{Costs, Demand, Plan as Prediction, calibrate},
     settings::{MAX_FLOWS, Settings},

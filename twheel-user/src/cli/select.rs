@@ -21,7 +21,7 @@ use crate::{
     given, history, host,
     inspect::Reader,
     model::EventKind,
-    output::{json, table::Units},
+    output::{json, units::Units},
     patterns::{self, Asked},
     pins::Instance,
 };

@@ -14,10 +14,7 @@ use crate::{
     filter::STATES,
     given,
     model::Tracked,
-    output::{
-        json, several,
-        table::{self, Units},
-    },
+    output::{json, several, table, units::Units},
     owner::{Owner, Owners},
 };
 

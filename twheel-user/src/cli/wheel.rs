@@ -16,7 +16,8 @@ use crate::{
     inspect::Reader,
     output::{
         json, several,
-        table::{Column, Table, short},
+        table::{Column, Table},
+        units::short,
     },
     wheels::{Counted, Due, Turning, Wheels, cell, draw},
 };

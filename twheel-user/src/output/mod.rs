@@ -1,9 +1,11 @@
 //! How events of flows are written: one file per format.
 
+pub mod flow_table;
 pub mod json;
 pub mod markdown;
 pub mod table;
 pub mod text;
+pub mod units;
 
 use std::io;
 

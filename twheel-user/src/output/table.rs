@@ -3,66 +3,11 @@
 
 use std::{
     borrow::Cow,
+    fmt::{self, Write as _},
     io::{self, Write},
-    iter,
-    time::Duration,
 };
 
-use super::text;
-use crate::model::{Flow, Named, Timing, Tracked};
-
-/// A duration in at most two units, such as `12.3s`, `4m05s`, `3h07m`, `4d23h`.
-pub fn short(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    match seconds {
-        0..60 => format!("{:.1}s", duration.as_millis() as f64 / 1000.0),
-        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
-        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3600 % 24),
-    }
-}
-
-/// How numbers of packets, bytes and events are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Units {
-    /// Large numbers with three digits and a unit, a power of 1000 as with `ip -h`: `1.23M`.
-    #[default]
-    Human,
-    /// Every digit.
-    Exact,
-}
-
-impl Units {
-    /// A number in these units.
-    pub fn count(self, number: u64) -> String {
-        /// Shorter numbers are written in full.
-        const FULL: u64 = 100_000;
-        if self == Self::Exact || number < FULL {
-            return number.to_string();
-        }
-        let mut scaled = number as f64;
-        let mut unit = "";
-        for next in ["k", "M", "G", "T", "P", "E"] {
-            // From here on three digits would be rounded to 1000.
-            if scaled < 999.5 {
-                break;
-            }
-            scaled /= 1000.0;
-            unit = next;
-        }
-        let digits = match scaled {
-            ..9.995 => 2,
-            ..99.95 => 1,
-            _ => 0,
-        };
-        format!("{scaled:.digits$}{unit}")
-    }
-
-    /// A number of each side.
-    fn sides(self, orig: u64, reply: u64) -> String {
-        format!("{}/{}", self.count(orig), self.count(reply))
-    }
-}
+use super::units::Units;
 
 /// A column of a table.
 #[derive(Clone, Debug)]
@@ -70,7 +15,7 @@ pub struct Column {
     heading: String,
     /// Aligned on the right.
     is_number: bool,
-    width: usize,
+    pub(super) width: usize,
 }
 
 impl Column {
@@ -107,20 +52,55 @@ pub const HELD: usize = 100_000;
 /// A last column that is narrower is not wrapped.
 const NARROW: usize = 24;
 
-/// Stands between the cells of a row that waits. No cell has it: it is not [`printable`].
+/// Ends each cell of a row. No cell has it: it is not [`printable`].
 const SEPARATOR: char = '\0';
+
+/// The cells of a row, in one text: a table may have millions of rows.
+#[derive(Clone, Debug, Default)]
+pub struct Cells(String);
+
+impl Cells {
+    /// Adds a cell, [`printable`].
+    pub fn push(&mut self, cell: impl fmt::Display) {
+        let begin = self.0.len();
+        // Writing to a string cannot fail.
+        let _ = write!(self.0, "{cell}");
+        if let Cow::Owned(printed) = printable(&self.0[begin..]) {
+            self.0.truncate(begin);
+            self.0 += &printed;
+        }
+        self.0.push(SEPARATOR);
+    }
+
+    /// Removes all, and keeps the memory.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Each cell.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        self.0.split_terminator(SEPARATOR)
+    }
+}
+
+impl<T: fmt::Display> FromIterator<T> for Cells {
+    fn from_iter<I: IntoIterator<Item = T>>(all: I) -> Self {
+        let mut cells = Self::default();
+        all.into_iter().for_each(|cell| cells.push(cell));
+        cells
+    }
+}
 
 /// A line of a table.
 enum Row {
-    /// Its cells, with [`SEPARATOR`] between them. In one text they take a fifth of the memory.
-    Cells(String),
+    Cells(Cells),
     /// A heading of the rows that follow.
     Title(String),
 }
 
 /// A table.
 pub struct Table {
-    columns: Vec<Column>,
+    pub(super) columns: Vec<Column>,
     /// What waits for the widths; `None`: these are known.
     held: Option<Vec<Row>>,
     /// The text of the last column is wrapped, so that lines are no longer.
@@ -142,26 +122,28 @@ impl Table {
         Self { wrap, ..self }
     }
 
-    /// Adds a row: a cell for each column, [`printable`].
-    pub fn row(&mut self, mut cells: Vec<String>, to: &mut dyn Write) -> io::Result<()> {
-        for cell in &mut cells {
-            if let Cow::Owned(printed) = printable(cell) {
-                *cell = printed;
-            }
-        }
+    /// Adds a row: a cell for each column.
+    pub fn row(
+        &mut self,
+        cells: impl IntoIterator<Item: fmt::Display>,
+        to: &mut dyn Write,
+    ) -> io::Result<()> {
+        self.add_cells(&cells.into_iter().collect(), to)
+    }
+
+    /// The same.
+    pub fn add_cells(&mut self, cells: &Cells, to: &mut dyn Write) -> io::Result<()> {
         if self.held.is_none() {
-            let cells = || cells.iter().map(String::as_str);
-            self.widen(cells());
-            return self.line(cells(), to);
+            self.measure(cells);
+            return self.line(cells.iter(), to);
         }
-        let row = cells.join(&SEPARATOR.to_string());
-        self.add(Row::Cells(row), to)
+        self.add(Row::Cells(cells.clone()), to)
     }
 
     /// Makes the columns wide enough for a row that comes later.
-    pub fn measure(&mut self, cells: &[String]) {
-        for (column, cell) in self.columns.iter_mut().zip(cells) {
-            column.width = column.width.max(printable(cell).chars().count());
+    pub fn measure(&mut self, cells: &Cells) {
+        for (column, cell) in self.columns.iter_mut().zip(cells.iter()) {
+            column.width = column.width.max(characters(cell));
         }
     }
 
@@ -188,7 +170,7 @@ impl Table {
         };
         for row in &held {
             if let Row::Cells(cells) = row {
-                self.widen(cells.split(SEPARATOR));
+                self.measure(cells);
             }
         }
         if self.columns.iter().any(|column| !column.heading.is_empty()) {
@@ -197,25 +179,25 @@ impl Table {
         held.iter().try_for_each(|row| self.write(row, to))
     }
 
-    fn heading(&self, to: &mut dyn Write) -> io::Result<()> {
+    /// Writes the heading.
+    pub(super) fn heading(&self, to: &mut dyn Write) -> io::Result<()> {
         let headings = self.columns.iter().map(|column| column.heading.as_str());
         self.line(headings, to)
     }
 
-    fn widen<'a>(&mut self, cells: impl Iterator<Item = &'a str>) {
-        for (column, cell) in self.columns.iter_mut().zip(cells) {
-            column.width = column.width.max(cell.chars().count());
-        }
-    }
-
     fn write(&self, row: &Row, to: &mut dyn Write) -> io::Result<()> {
         match row {
-            Row::Cells(cells) => self.line(cells.split(SEPARATOR), to),
+            Row::Cells(cells) => self.line(cells.iter(), to),
             Row::Title(title) => writeln!(to, "\n{title}"),
         }
     }
 
-    fn line<'a>(&self, cells: impl Iterator<Item = &'a str>, to: &mut dyn Write) -> io::Result<()> {
+    /// Writes a row.
+    pub(super) fn line<'a>(
+        &self,
+        cells: impl Iterator<Item = &'a str>,
+        to: &mut dyn Write,
+    ) -> io::Result<()> {
         let last = self.columns.len().saturating_sub(1);
         let mut line = String::new();
         for (number, (column, cell)) in self.columns.iter().zip(cells).enumerate() {
@@ -225,15 +207,15 @@ impl Table {
             if number > 0 {
                 line += GAP;
             }
-            let padding = iter::repeat_n(' ', width.saturating_sub(cell.chars().count()));
+            let padding = width.saturating_sub(characters(cell));
             match (is_number, number == last) {
                 (true, _) => {
-                    line.extend(padding);
+                    pad(&mut line, padding);
                     line += cell;
                 }
                 (false, false) => {
                     line += cell;
-                    line.extend(padding);
+                    pad(&mut line, padding);
                 }
                 (false, true) => line = self.with_last(line, cell),
             }
@@ -255,6 +237,23 @@ impl Table {
             line += &part;
         }
         line
+    }
+}
+
+/// How many characters a cell has.
+pub(super) fn characters(cell: &str) -> usize {
+    match cell.is_ascii() {
+        true => cell.len(),
+        false => cell.chars().count(),
+    }
+}
+
+fn pad(line: &mut String, mut spaces: usize) {
+    const SPACES: &str = "                                ";
+    while spaces > 0 {
+        let some = spaces.min(SPACES.len());
+        *line += &SPACES[..some];
+        spaces -= some;
     }
 }
 
@@ -296,7 +295,7 @@ pub fn talkers(heading: &str, is_counted: bool) -> Table {
 /// A text whose control characters are written as escapes: names in events may have any, also those
 /// that control a terminal.
 pub fn printable(text: &str) -> Cow<'_, str> {
-    if !text.contains(char::is_control) {
+    if text.bytes().all(|it| matches!(it, b' '..=b'~')) || !text.contains(char::is_control) {
         return text.into();
     }
     let mut printed = String::new();
@@ -329,157 +328,14 @@ pub fn percent(share: f64) -> String {
     format!("{:.1}%", 100.0 * share)
 }
 
-/// The optional columns of a table of flows.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Columns {
-    /// Packets and bytes.
-    pub accounting: bool,
-    /// Round trips and retransmissions.
-    pub rto: bool,
-    /// Names of rules.
-    pub rules: bool,
-}
-
-/// A table of flows.
-pub fn flows(columns: Columns) -> Table {
-    let text = Column::text;
-    let number = |heading| Column::number(heading).at_least(6);
-    let mut all = vec![
-        text("PROTO"),
-        text("STATE").at_least(11),
-        text("SRC").at_least(21),
-        text("   DST").at_least(24),
-        number("IDLE"),
-        number("EXPIRES"),
-        number("AGE"),
-    ];
-    if columns.accounting {
-        all.extend([number("PACKETS"), number("BYTES").at_least(9)]);
-    }
-    if columns.rto {
-        all.extend([number("RTT").at_least(11), number("RETRANS")]);
-    }
-    if columns.rules {
-        all.push(text("RULE"));
-    }
-    all.push(text(""));
-    Table::new(all)
-}
-
-/// The cells of a flow in such a table.
-pub fn flow(tracked: &Tracked, named: Named<'_>, columns: Columns, units: Units) -> Vec<String> {
-    let Flow {
-        proto,
-        state,
-        src,
-        dst,
-        ..
-    } = tracked.flow;
-    let mut cells = vec![
-        proto.to_owned(),
-        state.to_owned(),
-        src.to_string(),
-        format!("-> {dst}"),
-        short(tracked.idle),
-        short(tracked.expires),
-        short(tracked.age),
-    ];
-    if columns.accounting {
-        let [orig, reply] = tracked.account.unwrap_or_default();
-        cells.push(units.sides(orig.packets, reply.packets));
-        cells.push(units.sides(orig.bytes, reply.bytes));
-    }
-    if columns.rto {
-        let [orig, reply] = tracked.timing.unwrap_or_default();
-        cells.push(format!("{}/{}", rtt(orig), rtt(reply)));
-        let [orig, reply] = [orig, reply].map(|it| it.retransmissions.into());
-        cells.push(units.sides(orig, reply));
-    }
-    if columns.rules {
-        cells.push(named.rule.unwrap_or("-").to_owned());
-    }
-    let unruled = Named {
-        rule: None,
-        ..named
-    };
-    let mut more = text::more(tracked.flow, unruled);
-    if tracked.flow.stalled {
-        more += "  stalled";
-    }
-    if tracked.picked_up {
-        more += "  picked up";
-    }
-    cells.push(more.trim_start().to_owned());
-    cells
-}
-
-/// The heading of a table of flows with columns of fixed widths.
-pub fn heading(columns: Columns, to: &mut dyn Write) -> io::Result<()> {
-    flows(columns).heading(to)
-}
-
-/// A line of such a table.
-pub fn line(
-    tracked: &Tracked,
-    named: Named<'_>,
-    columns: Columns,
-    to: &mut dyn Write,
-) -> io::Result<()> {
-    let cells = flow(tracked, named, columns, Units::Human);
-    flows(columns).line(cells.iter().map(String::as_str), to)
-}
-
-fn rtt(timing: Timing) -> String {
-    text::rtt(timing.srtt)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn durations_are_short() {
-        for (seconds, text) in [
-            (0.0, "0.0s"),
-            (59.94, "59.9s"),
-            (59.999, "60.0s"),
-            (60.0, "1m00s"),
-            (3599.0, "59m59s"),
-            (3600.0, "1h00m"),
-            (86_399.0, "23h59m"),
-            (431_999.0, "4d23h"),
-        ] {
-            assert_eq!(short(Duration::from_secs_f64(seconds)), text);
-        }
-    }
-
-    #[test]
-    fn numbers_have_five_characters_at_most() {
-        for (number, text) in [
-            (0, "0"),
-            (99_999, "99999"),
-            (100_000, "100k"),
-            (999_499, "999k"),
-            (999_500, "1.00M"),
-            (1_234_567, "1.23M"),
-            (9_994_999, "9.99M"),
-            (9_995_000, "10.0M"),
-            (12_345_678, "12.3M"),
-            (99_950_000, "100M"),
-            (3_400_000_000, "3.40G"),
-            (1_000_000_000_000_000, "1.00P"),
-            (u64::MAX, "18.4E"),
-        ] {
-            assert_eq!(Units::Human.count(number), text);
-            assert_eq!(Units::Exact.count(number), number.to_string());
-        }
-    }
-
     fn written(mut table: Table, rows: &[[&str; 3]]) -> Vec<String> {
         let mut out = Vec::new();
         for row in rows {
-            let cells = row.iter().map(|cell| (*cell).to_owned()).collect();
-            table.row(cells, &mut out).unwrap();
+            table.row(row, &mut out).unwrap();
         }
         table.end(&mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
@@ -526,7 +382,7 @@ mod tests {
     fn what_was_measured_shifts_nothing_after_many_rows() {
         let long = ["abcdefgh", "12345", "x"];
         let mut table = table();
-        table.measure(&long.map(str::to_owned));
+        table.measure(&long.into_iter().collect());
         let mut rows = vec![["ab", "1", "x"]; HELD];
         rows.extend([long, ["", "", "x"]]);
         let lines = written(table, &rows);

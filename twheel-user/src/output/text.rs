@@ -4,7 +4,8 @@ use std::io;
 
 use super::{
     Output,
-    table::{Units, printable, short},
+    table::printable,
+    units::{Units, short},
 };
 use crate::{
     action::Reaped,

@@ -18,7 +18,8 @@ use crate::{
     identity::Identity,
     output::{
         json::{self, micros},
-        table::{Column, Table, Units, short},
+        table::{Column, Table},
+        units::{Units, short},
     },
 };
 

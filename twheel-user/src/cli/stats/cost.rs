@@ -10,7 +10,8 @@ use crate::{
     inspect::Reader,
     output::{
         json,
-        table::{Column, Table, Units},
+        table::{Column, Table},
+        units::Units,
     },
 };
 

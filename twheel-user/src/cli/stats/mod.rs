@@ -25,7 +25,8 @@ use crate::{
     inspect::{CounterReadings, Reader},
     output::{
         json, several,
-        table::{Column, Table, Units, wrapped},
+        table::{Column, Table, wrapped},
+        units::Units,
     },
 };
 

@@ -11,7 +11,7 @@ use super::{
     flow_table::{iface, more, rtt, state},
     scan::Row,
 };
-use crate::output::table::short;
+use crate::output::units::short;
 
 /// The lines about a flow, each as wide as the screen at most, as far as words allow.
 pub fn lines(app: &App, row: &Row, most: usize) -> Vec<Line<'static>> {

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     cli::flows::Key,
     model::{Named, Tracked},
-    output::table::short,
+    output::units::short,
     owner::Owner,
 };
 
