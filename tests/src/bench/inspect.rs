@@ -37,7 +37,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
     report.say(&format!(
         "An instance with {FLOWS} flows and --accounting, and its loader; the flows have come as packets of the \
          pinned program's.\nEach command {ROUNDS} times, its output to /dev/null: seconds from start to exit, and the \
-         most memory that was\nresident (ru_maxrss), which has the mapped parts of the table in it. Median \
+         most memory that was\nresident (ru_maxrss), which has the mapped table in it, memory that the kernel has anyway. Median \
          (least–most).\n"
     ));
     report.say(&format!(

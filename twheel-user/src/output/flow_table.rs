@@ -9,7 +9,7 @@ use std::{
 use super::{
     table::{Cells, Column, Table, characters, printable},
     text,
-    units::{Units, short},
+    units::{Short, Units, short},
 };
 use crate::model::{Flow, Named, Timing, Tracked};
 
@@ -70,7 +70,7 @@ pub fn flow(
     cells.push(src);
     cells.push(format_args!("-> {dst}"));
     for time in [tracked.idle, tracked.expires, tracked.age] {
-        cells.push(short(time));
+        cells.push(Short(time));
     }
     if columns.accounting {
         let [orig, reply] = tracked.account.unwrap_or_default();
@@ -112,7 +112,11 @@ pub fn measure_flow(
     (columns, units): (Columns, Units),
 ) {
     let Flow {
-        state, src, dst, ..
+        proto,
+        state,
+        src,
+        dst,
+        ..
     } = tracked.flow;
     let mut all = table.columns.iter_mut();
     let mut next = |width: usize| {
@@ -120,8 +124,7 @@ pub fn measure_flow(
             column.width = column.width.max(width);
         }
     };
-    // Each protocol has at most the characters of the heading.
-    next(0);
+    next(proto.len());
     next(state.len());
     next(endpoint(src));
     next("-> ".len() + endpoint(dst));
@@ -197,7 +200,7 @@ mod tests {
         };
         Tracked {
             flow: Flow {
-                proto: "sctp",
+                proto: "icmpv6",
                 src: src.parse().unwrap(),
                 dst: dst.parse().unwrap(),
                 state: "established",

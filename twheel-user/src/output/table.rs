@@ -49,37 +49,43 @@ const GAP: &str = "  ";
 /// The widths are those of so many rows, or of all if there are fewer, and of what was
 /// [measured](Table::measure). A wider cell further down widens its column from there on.
 pub const HELD: usize = 100_000;
+/// Most lines have fewer bytes.
+const ROOM: usize = 200;
 /// A last column that is narrower is not wrapped.
 const NARROW: usize = 24;
 
-/// Ends each cell of a row. No cell has it: it is not [`printable`].
-const SEPARATOR: char = '\0';
-
 /// The cells of a row, in one text: a table may have millions of rows.
 #[derive(Clone, Debug, Default)]
-pub struct Cells(String);
+pub struct Cells {
+    text: String,
+    /// Where each ends there.
+    ends: Vec<usize>,
+}
 
 impl Cells {
     /// Adds a cell, [`printable`].
     pub fn push(&mut self, cell: impl fmt::Display) {
-        let begin = self.0.len();
+        let begin = self.text.len();
         // Writing to a string cannot fail.
-        let _ = write!(self.0, "{cell}");
-        if let Cow::Owned(printed) = printable(&self.0[begin..]) {
-            self.0.truncate(begin);
-            self.0 += &printed;
+        let _ = write!(self.text, "{cell}");
+        if let Cow::Owned(printed) = printable(&self.text[begin..]) {
+            self.text.truncate(begin);
+            self.text += &printed;
         }
-        self.0.push(SEPARATOR);
+        self.ends.push(self.text.len());
     }
 
     /// Removes all, and keeps the memory.
     pub fn clear(&mut self) {
-        self.0.clear();
+        self.text.clear();
+        self.ends.clear();
     }
 
     /// Each cell.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
-        self.0.split_terminator(SEPARATOR)
+        let mut begin = 0;
+        let cell = move |end: &usize| &self.text[std::mem::replace(&mut begin, *end)..*end];
+        self.ends.iter().map(cell)
     }
 }
 
@@ -199,7 +205,7 @@ impl Table {
         to: &mut dyn Write,
     ) -> io::Result<()> {
         let last = self.columns.len().saturating_sub(1);
-        let mut line = String::new();
+        let mut line = String::with_capacity(ROOM);
         for (number, (column, cell)) in self.columns.iter().zip(cells).enumerate() {
             let Column {
                 width, is_number, ..

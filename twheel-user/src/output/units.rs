@@ -1,18 +1,27 @@
 //! Durations and numbers for people.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 /// A duration in at most two units, such as `12.3s`, `4m05s`, `3h07m`, `4d23h`.
 pub fn short(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    match seconds {
-        0..60 => {
-            let tenths = (duration.subsec_millis() + 50) / 100;
-            format!("{}.{}s", seconds + u64::from(tenths / 10), tenths % 10)
+    Short(duration).to_string()
+}
+
+/// The same, to be written.
+pub struct Short(pub Duration);
+
+impl fmt::Display for Short {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.as_secs();
+        match seconds {
+            0..60 => {
+                let tenths = (self.0.subsec_millis() + 50) / 100;
+                write!(to, "{}.{}s", seconds + u64::from(tenths / 10), tenths % 10)
+            }
+            60..3600 => write!(to, "{}m{:02}s", seconds / 60, seconds % 60),
+            3600..86_400 => write!(to, "{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+            _ => write!(to, "{}d{:02}h", seconds / 86_400, seconds / 3600 % 24),
         }
-        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
-        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3600 % 24),
     }
 }
 
@@ -32,8 +41,34 @@ const FULL: u64 = 100_000;
 impl Units {
     /// A number in these units.
     pub fn count(self, number: u64) -> String {
-        if self == Self::Exact || number < FULL {
-            return number.to_string();
+        Count(self, number).to_string()
+    }
+
+    /// A number of each side.
+    pub fn sides(self, orig: u64, reply: u64) -> impl fmt::Display {
+        fmt::from_fn(move |to| write!(to, "{}/{}", Count(self, orig), Count(self, reply)))
+    }
+
+    /// How many characters a number of each side has.
+    pub fn width_of_sides(self, orig: u64, reply: u64) -> usize {
+        [orig, reply].map(|it| self.width(it)).iter().sum::<usize>() + "/".len()
+    }
+
+    fn width(self, number: u64) -> usize {
+        match self {
+            Self::Human if number >= FULL => self.count(number).len(),
+            _ => number.checked_ilog10().unwrap_or(0) as usize + 1,
+        }
+    }
+}
+
+struct Count(Units, u64);
+
+impl fmt::Display for Count {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(units, number) = *self;
+        if units == Units::Exact || number < FULL {
+            return number.fmt(to);
         }
         let mut scaled = number as f64;
         let mut unit = "";
@@ -50,24 +85,7 @@ impl Units {
             ..99.95 => 1,
             _ => 0,
         };
-        format!("{scaled:.digits$}{unit}")
-    }
-
-    /// How many characters a number of each side has.
-    pub fn width_of_sides(self, orig: u64, reply: u64) -> usize {
-        [orig, reply].map(|it| self.width(it)).iter().sum::<usize>() + "/".len()
-    }
-
-    fn width(self, number: u64) -> usize {
-        match self {
-            Self::Human if number >= FULL => self.count(number).len(),
-            _ => number.checked_ilog10().unwrap_or(0) as usize + 1,
-        }
-    }
-
-    /// A number of each side.
-    pub fn sides(self, orig: u64, reply: u64) -> String {
-        format!("{}/{}", self.count(orig), self.count(reply))
+        write!(to, "{scaled:.digits$}{unit}")
     }
 }
 
@@ -111,7 +129,7 @@ mod tests {
             assert_eq!(Units::Human.count(number), text);
             assert_eq!(Units::Exact.count(number), number.to_string());
             for units in [Units::Human, Units::Exact] {
-                let sides = units.sides(number, 7);
+                let sides = units.sides(number, 7).to_string();
                 assert_eq!(units.width_of_sides(number, 7), sides.len(), "{sides}");
             }
         }
