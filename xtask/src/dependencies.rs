@@ -106,13 +106,17 @@ pub fn sbom(arch: Arch, to: &Path) -> Result<()> {
         .args(["--spec-version", "1.5", "--override-filename", "sbom"])
         .env("SOURCE_DATE_EPOCH", statics::epoch()?);
     sh::run(&mut cyclonedx)?;
-    let written = copy.join("twheel-user/sbom.json");
-    let text = fs::read_to_string(&written).context("cargo-cyclonedx has written no list")?;
     // Identifiers name the directory of the sources.
     let copy_name = copy.to_str().context("the target directory is not UTF-8")?;
-    let text = text.replace(copy_name, "/sources");
+    let list_of = |package: &str| {
+        let written = copy.join(package).join("sbom.json");
+        let text = fs::read_to_string(&written);
+        let text = text.with_context(|| format!("cargo-cyclonedx has no list of {package}"))?;
+        let list: Value = serde_json::from_str(&text.replace(copy_name, "/sources"))?;
+        anyhow::Ok(list)
+    };
     let list = with_toolchain(
-        serde_json::from_str(&text)?,
+        with_inner(list_of("twheel-user")?, &list_of("twheel-ebpf")?)?,
         toolchain::with_sources()?.release(),
     )?;
     let text = format!("{}\n", serde_json::to_string_pretty(&list)?);
@@ -120,14 +124,42 @@ pub fn sbom(arch: Arch, to: &Path) -> Result<()> {
     fs::remove_dir_all(&copy).context("cannot remove the copy of the sources")
 }
 
+/// The list of a program, with that of another one which it contains.
+fn with_inner(mut list: Value, inner: &Value) -> Result<Value> {
+    let name = |list: &Value| list["metadata"]["component"]["bom-ref"].clone();
+    let (outer_name, inner_name) = (name(&list), name(inner));
+    for (part, key) in [("components", "bom-ref"), ("dependencies", "ref")] {
+        let own = (part == "components").then(|| inner["metadata"]["component"].clone());
+        let more = inner[part].as_array().context("a list has no components")?;
+        let all = list[part].as_array_mut();
+        let all = all.context("a list has no components")?;
+        for entry in own.iter().chain(more) {
+            if !all.iter().any(|it| it[key] == entry[key]) {
+                all.push(entry.clone());
+            }
+        }
+    }
+    let edges = list["dependencies"].as_array_mut();
+    let mut edges = edges.into_iter().flatten();
+    let edge = edges.find(|it| it["ref"] == outer_name);
+    let edge = edge.context("a list does not say what its program needs")?;
+    let needs = edge["dependsOn"].as_array_mut();
+    needs
+        .context("a list does not say what its program needs")?
+        .push(inner_name);
+    Ok(list)
+}
+
 /// The list, with what comes with the compilers.
 fn with_toolchain(mut list: Value, rust: &str) -> Result<Value> {
     let components = list["components"].as_array_mut();
     let components = components.context("the list has no components")?;
-    ensure!(
-        components.iter().any(|it| it["name"] == "aya"),
-        "the list of components is not twheel's"
-    );
+    for name in ["aya", "aya-ebpf"] {
+        ensure!(
+            components.iter().any(|it| it["name"] == name),
+            "the list of components has no {name}"
+        );
+    }
     for (name, version, licence) in [
         ("rust-std", rust, "MIT OR Apache-2.0"),
         (
@@ -153,8 +185,35 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_list_has_what_is_in_the_object_inside() {
+        let list = |name: &str, of: &[&str]| {
+            json!({
+                "metadata": {"component": {"bom-ref": name}},
+                "components": of.iter().map(|it| json!({"bom-ref": it})).collect::<Vec<_>>(),
+                "dependencies": [{"ref": name, "dependsOn": of}],
+            })
+        };
+        let whole = with_inner(list("user", &["a", "b"]), &list("ebpf", &["b", "c"])).unwrap();
+        let refs: Vec<_> = whole["components"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|it| &it["bom-ref"])
+            .collect();
+        assert_eq!(refs, ["a", "b", "ebpf", "c"]);
+        assert_eq!(
+            whole["dependencies"],
+            json!([
+                {"ref": "user", "dependsOn": ["a", "b", "ebpf"]},
+                {"ref": "ebpf", "dependsOn": ["b", "c"]},
+            ])
+        );
+        assert!(with_inner(json!({}), &list("ebpf", &[])).is_err());
+    }
+
+    #[test]
     fn a_list_has_the_compilers_libraries() {
-        let list = json!({"components": [{"name": "aya"}]});
+        let list = json!({"components": [{"name": "aya"}, {"name": "aya-ebpf"}]});
         let list = with_toolchain(list, "1.96.0").unwrap();
         let names: Vec<_> = list["components"]
             .as_array()
@@ -162,7 +221,16 @@ mod tests {
             .iter()
             .map(|it| &it["name"])
             .collect();
-        assert_eq!(names, ["aya", "rust-std", "zig (musl, libc++, libunwind)"]);
+        assert_eq!(
+            names,
+            [
+                "aya",
+                "aya-ebpf",
+                "rust-std",
+                "zig (musl, libc++, libunwind)"
+            ]
+        );
+        assert!(with_toolchain(json!({"components": [{"name": "aya"}]}), "1.96.0").is_err());
         assert!(with_toolchain(json!({"components": []}), "1.96.0").is_err());
         assert!(with_toolchain(json!({}), "1.96.0").is_err());
     }

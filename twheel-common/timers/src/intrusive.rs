@@ -151,8 +151,16 @@ impl Nodes for Vec<Node> {
 /// a list names its next timer only in the one before.
 ///
 /// All calls take the same objects. A [`Node`] belongs to one wheel, and is
-/// [stopped](Self::stop) before its object goes or moves: otherwise it is not specified which timers
-/// are handed out, and when. Nothing panics then, and each call ends.
+/// [stopped](Self::stop) before its object goes or moves (of `Vec::swap_remove` both objects do):
+/// otherwise it is not specified which timers are handed out, and when. Nothing panics then, and
+/// each call ends. A clone of an armed node is not a timer: give a cloned object a
+/// [new](Node::new) one.
+///
+/// Objects with two timers each have two wheels, and a type with [`Nodes`] for each:
+/// `struct Idle<'a>(&'a mut [Connection])` and `struct Retry<'a>(&'a mut [Connection])`. Intervals
+/// are in ticks: [`ticks`](crate::ticks) makes them of a `Duration`. It is no
+/// [`Scheme`](crate::Scheme): there is no budget, nor a call that ends all timers. The wheel takes 4
+/// bytes and a bit for each slot.
 ///
 /// ```
 /// use twheel_timers::{Intrusive, Node};

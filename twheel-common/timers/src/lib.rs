@@ -27,6 +27,20 @@
 //!
 #![doc = include_str!("../docs/guide.md")]
 //!
+//! # Plots
+//!
+//! From left to right the number of timers, upwards nanoseconds, both logarithmic; medians of three
+//! rounds of one run, uniform intervals.
+//!
+#![doc = include_str!("../docs/start.svg")]
+//!
+#![doc = include_str!("../docs/stop.svg")]
+//!
+#![doc = include_str!("../docs/re-arm.svg")]
+//!
+#![doc = include_str!("../docs/expiry.svg")]
+//!
+//!
 //! # Schemes
 //!
 //! n = armed timers, M = slots, m = levels:

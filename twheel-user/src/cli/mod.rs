@@ -9,6 +9,7 @@ mod detach;
 mod doctor;
 mod expired;
 mod export;
+mod files;
 mod first;
 mod fleet;
 mod flows;
@@ -61,6 +62,7 @@ enum Command {
     Doctor(Box<doctor::Doctor>),
     Completions(completions::Completions),
     Man(man::Man),
+    Files(files::Files),
     Help(help::Help),
     Version(version::Version),
 }
@@ -101,6 +103,7 @@ impl Cli {
             Command::Doctor(doctor) => doctor.execute(),
             Command::Completions(completions) => completions.execute(),
             Command::Man(man) => man.execute(),
+            Command::Files(files) => files.execute(),
             Command::Help(help) => help.execute(),
             Command::Version(version) => version.execute(),
         }

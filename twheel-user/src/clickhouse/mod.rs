@@ -62,6 +62,9 @@ impl Server {
         check(&address.url)?;
         check_names(&address)?;
         let tls = tls::Client::new(address.ca.as_deref(), None)?;
+        if address.url.starts_with("https:") {
+            tls.check_trust()?;
+        }
         let mut http = HttpConnector::new();
         http.set_connect_timeout(Some(CONNECT));
         http.set_keepalive(Some(KEEPALIVE));

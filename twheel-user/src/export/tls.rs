@@ -18,9 +18,9 @@ use rustls::{
 
 use crate::failure::{Failure, Kind};
 
-/// Whom we trust, and who we are.
+/// Whom we trust, if anyone, and who we are.
 #[derive(Clone)]
-pub struct Client(Arc<ClientConfig>);
+pub struct Client(Arc<ClientConfig>, bool);
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -58,6 +58,7 @@ impl Client {
                 roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             }
         }
+        let trusts = !roots.is_empty();
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .context("cannot use TLS")?
@@ -73,7 +74,22 @@ impl Client {
                     .map_err(|error| unusable(certificate, &error))?
             }
         };
-        Ok(Self(Arc::new(config)))
+        Ok(Self(Arc::new(config), trusts))
+    }
+
+    /// Checks that it can trust a server at all.
+    ///
+    /// # Errors
+    ///
+    /// Of [`Kind::Unsupported`]: the system has no certificates of authorities.
+    pub fn check_trust(&self) -> Result<()> {
+        if self.1 {
+            return Ok(());
+        }
+        let message = "this system has no certificates of authorities (such as \
+                       /etc/ssl/certs/ca-certificates.crt): install them (ca-certificates), or \
+                       give --ca with a file that has the server's";
+        Err(Failure::new(Kind::Unsupported, message).into())
     }
 
     /// The configuration, for a client that makes its connections itself.

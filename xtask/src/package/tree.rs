@@ -31,6 +31,7 @@ impl Tree {
         tree.put("usr/bin/twheel", &program, 0o755)?;
         for unit in ["twheel@.service", "twheel-export@.service"] {
             let text = dist_text(unit)?.replace("/usr/local/bin/", "/usr/bin/");
+            let text = installed(&text);
             tree.put(
                 &format!("usr/lib/systemd/system/{unit}"),
                 text.as_bytes(),
@@ -39,14 +40,25 @@ impl Tree {
         }
         tree.copy("twheel.sysusers", "usr/lib/sysusers.d/twheel.conf")?;
         for file in ["twheel.toml", "policy.toml"] {
-            tree.copy(file, &format!("etc/twheel/{file}"))?;
+            let text = installed(&dist_text(file)?);
+            tree.put(&format!("etc/twheel/{file}"), text.as_bytes(), 0o644)?;
         }
-        for directory in ["grafana", "prometheus"] {
-            for entry in fs::read_dir(dist(directory)).context("dist is not complete")? {
-                let name = entry?.file_name();
-                let name = format!("{directory}/{}", name.to_string_lossy());
+        for directory in ["grafana", "prometheus", "policies"] {
+            for name in names(&dist(directory))? {
+                let name = format!("{directory}/{name}");
                 tree.copy(&name, &format!("usr/share/twheel/{name}"))?;
             }
+        }
+        tree.copy(
+            "../docs/grafana-dashboard.json",
+            "usr/share/twheel/grafana/twheel.json",
+        )?;
+        let documents = names(&dist("../docs"))?.into_iter();
+        for name in documents.filter(|it| it.ends_with(".md")) {
+            tree.copy(
+                &format!("../docs/{name}"),
+                &format!("usr/share/doc/twheel/{name}"),
+            )?;
         }
         tree.printed(package.native, zsh)?;
         Ok(tree)
@@ -131,6 +143,23 @@ impl Tree {
 fn set_mode(path: &Path, mode: u32) -> Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
         .with_context(|| format!("cannot change {}", path.display()))
+}
+
+/// The text of an installed file, which names documents where they are then.
+fn installed(text: &str) -> String {
+    text.replace(" docs/", " /usr/share/doc/twheel/")
+}
+
+/// The names in a directory, in order.
+fn names(directory: &Path) -> Result<Vec<String>> {
+    let entries =
+        fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
+    let name = |entry: std::io::Result<fs::DirEntry>| {
+        Ok(entry?.file_name().to_string_lossy().into_owned())
+    };
+    let mut names = entries.map(name).collect::<Result<Vec<_>>>()?;
+    names.sort();
+    Ok(names)
 }
 
 /// A path in `dist`.

@@ -125,7 +125,7 @@ pub const ALL: [Entry; 14] = {
             ANY,
         ),
         entry(
-            "7 as a DelayQueue",
+            OUR_QUEUE,
             |n| Box::new(Queue::<twheel_timers::DelayQueue<u64>>::new(n)),
             ANY,
         ),
@@ -139,6 +139,8 @@ pub const ALL: [Entry; 14] = {
     ]
 };
 
+/// The one that takes the place of [`DELAY_QUEUE`].
+pub const OUR_QUEUE: &str = "7 as a DelayQueue";
 /// The one whose timers have no handles.
 pub const INTRUSIVE: &str = "7 intrusive";
 /// The contenders to beat.

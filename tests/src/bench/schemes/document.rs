@@ -95,6 +95,7 @@ fn peers(text: &mut String, results: &Results) {
             "6 hashed",
             "7 hierarchical",
             contender::INTRUSIVE,
+            contender::OUR_QUEUE,
         ] {
             let _ = write!(text, "| {peer} | {name} |");
             for operation in Operation::ALL {

@@ -39,8 +39,8 @@ const BUDGET: usize = 256;
 /// Values that come out when their time has come, on tokio's clock; a [`Stream`] of them.
 ///
 /// It has the methods of `tokio_util::time::DelayQueue`, so that it can take its place, as the
-/// [migration table](crate#migration) says, and is [several times as
-/// fast](crate#which-timer-structure). It differs in this:
+/// [migration table](crate#migration) says, and is [two to five times as
+/// fast](crate#plots). It differs in this:
 ///
 /// - No deadline is too far: one beyond the range of the clock never comes.
 /// - Keys of values that are gone are not taken for others: [`try_remove`](Self::try_remove) and

@@ -74,7 +74,9 @@ impl IpfixExport {
             // Before this process gives up what lets it read the key.
             Transport::Tls => {
                 let own = self.cert.as_ref().zip(self.key.as_ref());
-                Target::Tls(address, Client::new(self.ca.as_deref(), own)?)
+                let client = Client::new(self.ca.as_deref(), own)?;
+                client.check_trust()?;
+                Target::Tls(address, client)
             }
         };
         let is_connection = transport != Transport::Udp;

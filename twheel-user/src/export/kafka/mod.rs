@@ -159,9 +159,12 @@ impl Topic {
             config.set("sasl.password", &sasl.password);
         }
         if let Some(tls) = &settings.tls {
-            if let Some(ca) = &tls.ca {
-                config.set("ssl.ca.pem", read(ca)?);
-            }
+            match &tls.ca {
+                Some(ca) => config.set("ssl.ca.pem", read(ca)?),
+                // Where distributions have the system's: OpenSSL in a static program knows none of
+                // these places.
+                None => config.set("ssl.ca.location", "probe"),
+            };
             if let Some((certificate, key)) = &tls.own {
                 config.set("ssl.certificate.pem", read(certificate)?);
                 config.set("ssl.key.pem", read(key)?);
