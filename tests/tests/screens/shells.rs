@@ -64,7 +64,8 @@ fn shells_know_what_is_there() -> Result<()> {
     check(&["run", "--group", "roo"], &["root"])?;
     check(&["talkers", "--state", "time"], &["time_wait"])?;
     check(&["flows", "--sort", "ex"], &["expires"])?;
-    check(&["help", "fil"], &["filter"])?;
+    check(&["help", "filt"], &["filter"])?;
+    check(&["files", "policies/w"], &["policies/web-server.toml"])?;
     check(&["help", "policy", "ch"], &["check"])?;
     check(&["help", "policy", "fil"], &[])?;
     check(&["man", "tal"], &["talkers"])?;
