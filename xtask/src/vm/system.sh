@@ -33,11 +33,17 @@ await() {
 }
 
 flows() {
-    twheel flows --iface vb --json 'dport == 9000' | sed -n 's/.*"flow_id":"\([^"]*\)".*/\1/p' | sort
+    twheel flows --iface vb --json 'dport == 9000 and state == established' | sed -n 's/.*"flow_id":"\([^"]*\)".*/\1/p' | sort
 }
 
-all_tracked() {
-    test "$(flows | wc -l)" = "$connections"
+# Whether so many connections are tracked.
+tracked() {
+    test "$(flows | wc -l)" = "$1"
+}
+
+# Whether the connections themselves are still there.
+talk() {
+    test "$(ip netns exec peer ss --no-header --tcp state established 'dport = :9000' | wc -l)" = "$connections"
 }
 
 pid() {
@@ -49,7 +55,8 @@ same() {
     await systemctl is-active twheel@vb
     test "$(pid)" != "$process" || fail "$1 has started no new process"
     process=$(pid)
-    await all_tracked
+    talk || fail "the connections have ended by themselves"
+    await tracked "$connections"
     test "$(flows)" = "$before" || fail "$1: other flows: $(flows); before: $before"
     ended=$(twheel expired --iface vb 'dport == 9000')
     test -z "$ended" || fail "$1: $ended"
@@ -99,10 +106,13 @@ confined
 # Connections that talk all the time.
 busybox nc -ll -p 9000 -e /bin/cat &
 await sh -c 'ss --listening --tcp --no-header "sport = :9000" | grep -q 9000'
-for _ in $(seq $connections); do
+for number in $(seq $connections); do
     while sleep 0.3; do echo hello; done | ip netns exec peer busybox nc 10.9.0.1 9000 >/dev/null &
+    # One after another: of several at once the server may close some.
+    await tracked "$number"
 done
-await all_tracked
+sleep 1
+talk || fail "a connection has ended at once"
 before=$(flows)
 while sleep 0.1; do ip netns exec peer busybox nc -w 1 10.9.0.1 9001 </dev/null; done 2>/dev/null &
 sleep 3
