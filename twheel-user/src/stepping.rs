@@ -128,9 +128,9 @@ pub fn find(asked: Option<Stepping>) -> Result<Found> {
     Ok(Found { way, why })
 }
 
-/// How an instance's programs are run; `None` if it has none.
-pub fn of(pins: &Pins) -> Option<Stepping> {
-    call::stepping(&pins.map("CALLS").ok()?).ok()
+/// How an instance's programs are run.
+pub fn of(pins: &Pins) -> Result<Stepping> {
+    call::stepping(&pins.map("CALLS")?)
 }
 
 /// `met`: whether softirqs of the CPU run during a test run there; `None` if the trials could not

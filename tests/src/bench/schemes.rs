@@ -256,9 +256,9 @@ fn how(rounds: u32) -> String {
          Intervals are uniform in 1 to 65,535 ticks, or exponential of mean 16,384 and cut at 65,535. Handles \
          are kept in a vector\nby the driver, in all but three: hierarchical_hash_wheel_timer has ids alone, \
          and its re-arm is a cancel and an insert;\nthe timers of 7 intrusive are parts of the driver's objects \
-         (24 bytes each, in one vector), and a handle is a place there; those\nof the imitation of Linux's timer.c are \
-         the driver's own, each an allocation, and a handle is an address. The imitation\nis written for this bench \
-         from the description of kernel/time/timer.c: 9 levels of 64 slots, \
+         (24 bytes each, in one vector), and a handle is a place there;\nthose of the imitation of Linux's timer.c are \
+         the driver's own, each an allocation, and a handle is an address.\nThe imitation is written for this bench \
+         from the description of kernel/time/timer.c: 9 levels of 64 slots,\n\
          each of which spans 8 slots of the level below, and lists through the timers. Its timers never move \
          down;\nthey expire late by up to an eighth of their interval, and none of the others do.\nSchemes 1 and 2 are measured up to 10,000 timers: beyond \
          that, a tick of the one and a start of the other take too long.\n",

@@ -103,8 +103,8 @@ pub fn flow(
 /// A shorter time has at most the characters that its column has at least.
 const LONG: Duration = Duration::from_secs(100 * 86_400);
 
-/// Makes the columns of such a table wide enough for a flow that comes later. Its cells are not
-/// written for that: it takes a quarter of the time.
+/// Makes the columns of such a table wide enough for a flow that comes later, without writing its
+/// cells.
 pub fn measure_flow(
     table: &mut Table,
     tracked: &Tracked,

@@ -30,8 +30,7 @@ impl Tree {
             .with_context(|| format!("cannot read {}", package.program.display()))?;
         tree.put("usr/bin/twheel", &program, 0o755)?;
         for unit in ["twheel@.service", "twheel-export@.service"] {
-            let text = dist_text(unit)?.replace("/usr/local/bin/", "/usr/bin/");
-            let text = installed(&text);
+            let text = installed(unit)?.replace("/usr/local/bin/", "/usr/bin/");
             tree.put(
                 &format!("usr/lib/systemd/system/{unit}"),
                 text.as_bytes(),
@@ -40,8 +39,7 @@ impl Tree {
         }
         tree.copy("twheel.sysusers", "usr/lib/sysusers.d/twheel.conf")?;
         for file in ["twheel.toml", "policy.toml"] {
-            let text = installed(&dist_text(file)?);
-            tree.put(&format!("etc/twheel/{file}"), text.as_bytes(), 0o644)?;
+            tree.copy(file, &format!("etc/twheel/{file}"))?;
         }
         for directory in ["grafana", "prometheus", "policies"] {
             for name in names(&dist(directory))? {
@@ -55,9 +53,11 @@ impl Tree {
         )?;
         let documents = names(&dist("../docs"))?.into_iter();
         for name in documents.filter(|it| it.ends_with(".md")) {
-            tree.copy(
-                &format!("../docs/{name}"),
+            let text = dist_text(&format!("../docs/{name}"))?;
+            tree.put(
                 &format!("usr/share/doc/twheel/{name}"),
+                text.as_bytes(),
+                0o644,
             )?;
         }
         tree.printed(package.native, zsh)?;
@@ -113,7 +113,7 @@ impl Tree {
 
     /// Copies a file of `dist`.
     pub fn copy(&self, from: &str, to: &str) -> Result<()> {
-        self.put(to, dist_text(from)?.as_bytes(), 0o644)
+        self.put(to, installed(from)?.as_bytes(), 0o644)
     }
 
     /// Writes a file, compressed, and with `.gz` behind its name.
@@ -145,9 +145,9 @@ fn set_mode(path: &Path, mode: u32) -> Result<()> {
         .with_context(|| format!("cannot change {}", path.display()))
 }
 
-/// The text of an installed file, which names documents where they are then.
-fn installed(text: &str) -> String {
-    text.replace(" docs/", " /usr/share/doc/twheel/")
+/// The text of a file of `dist`, which names documents where the package has them.
+fn installed(file: &str) -> Result<String> {
+    Ok(dist_text(file)?.replace(" docs/", " /usr/share/doc/twheel/"))
 }
 
 /// The names in a directory, in order.

@@ -19,7 +19,6 @@ use twheel_common::counter::{Counter, Counters};
 use self::cost::Costs;
 use super::select::{Numbers, Select, interval, while_read};
 use crate::{
-    call,
     cost::Cost,
     given::written,
     inspect::{CounterReadings, Reader},
@@ -28,6 +27,7 @@ use crate::{
         table::{Column, Table, wrapped},
         units::Units,
     },
+    stepping,
 };
 
 /// Show the counters of an instance, with what they count
@@ -340,7 +340,7 @@ fn write_head(reader: &Reader, look: &Look, out: &mut dyn Write) -> Result<()> {
             "twheel run is not running: nothing expires"
         }
     )?;
-    let way = call::stepping(&reader.pins().map("CALLS")?)?;
+    let way = stepping::of(reader.pins())?;
     Ok(writeln!(out, "stepped by {}", way.name())?)
 }
 
