@@ -159,6 +159,43 @@ fn a_run_adopts_what_was_stepped_in_another_way() -> Result<()> {
     Ok(())
 }
 
+/// The programs that commands call are replaced while commands call them.
+#[test]
+fn commands_are_answered_while_a_run_changes_the_way() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let mut connection = pair.connect(Family::V4)?;
+    let args = ["--iface", SERVER, "--keep"];
+    let live = [&args[..], &["--stepping", "live-frames"]].concat();
+    let twheel = Twheel::start(&pair.server, &live)?;
+    connection.talk()?;
+    twheel.kill()?;
+    for args in [&args[..], &live] {
+        let starts = AtomicBool::new(true);
+        let twheel = thread::scope(|scope| {
+            let asked = scope.spawn(|| {
+                let mut asked = 0;
+                while starts.load(Relaxed) {
+                    let flows = pair.server.twheel_once(&["flows", "--json"])?;
+                    ensure!(flows.code() == Some(0), "after {asked}: {}", flows.stderr);
+                    ensure!(flows.lines.len() == 1, "after {asked}: {:?}", flows.lines);
+                    asked += 1;
+                }
+                Ok(asked)
+            });
+            let twheel = Twheel::start(&pair.server, args);
+            starts.store(false, Relaxed);
+            let asked = asked.join().expect("the thread panicked")?;
+            ensure!(asked > 3, "only {asked}");
+            twheel
+        })?;
+        twheel.kill()?;
+    }
+    let detached = pair.server.twheel_once(&["detach", "--iface", SERVER])?;
+    assert_eq!(detached.code(), Some(0), "{}", detached.stderr);
+    pair.server.check_clean(SERVER)
+}
+
 /// A run that adopts goes on stepping the wheels while it loads, with the program of the run before.
 /// Here it cannot go on loading, because a policy is locked.
 #[test]
@@ -178,7 +215,7 @@ fn a_restart_steps_the_wheels_before_it_has_loaded() -> Result<()> {
         let stepped = scope.spawn(|| {
             // Unlocks when it ends, so that the start does.
             let _locked = locked;
-            let end = Instant::now() + millis(1800);
+            let end = Instant::now() + millis(8000);
             while pair.server.counter("expired")? < 50 {
                 ensure!(Instant::now() < end, "no wheel is stepped");
                 thread::sleep(millis(20));

@@ -217,9 +217,9 @@ pub static ZONES: Array<u32> = Array::pinned(key::ZONES as u32, 0);
 
 /// Answers of programs that userspace runs with live frames, by the number of the call; one entry
 /// if it does not. A caller that dies before it has read its answer leaves it, and later answers
-/// evict it.
+/// evict it. Each run creates it anew, and pins it with the programs that fill it.
 #[map]
-pub static CALLS: LruHashMap<u64, Answer> = LruHashMap::pinned(1, 0);
+pub static CALLS: LruHashMap<u64, Answer> = LruHashMap::with_max_entries(1, 0);
 
 /// What the pinned maps were made for. Written by the running twheel, for the next `twheel run`.
 #[map]

@@ -11,7 +11,7 @@ use std::{
 };
 
 use aya_obj::generated::{
-    bpf_attr, bpf_cmd, bpf_link_info, bpf_link_type, bpf_map_type, bpf_prog_type,
+    bpf_attr, bpf_cmd, bpf_link_info, bpf_link_type, bpf_map_type, bpf_prog_info, bpf_prog_type,
 };
 
 /// The BPF file system.
@@ -95,6 +95,29 @@ pub fn interface_of(link: BorrowedFd<'_>) -> io::Result<u32> {
         TCX => Ok(unsafe { info.__bindgen_anon_1.tcx.ifindex }),
         _ => Err(io::ErrorKind::InvalidInput.into()),
     }
+}
+
+/// The ids of the maps that a program uses, at most 64 (`MAX_USED_MAPS` in `linux/bpf.h`).
+///
+/// # Errors
+///
+/// It is not a program, or the kernel has refused.
+pub fn maps_of(program: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    let mut maps = vec![0_u32; 64];
+    // SAFETY: all-zero bytes are a valid `bpf_prog_info`: it asks for nothing.
+    let mut info: bpf_prog_info = unsafe { mem::zeroed() };
+    info.nr_map_ids = maps.len() as u32;
+    info.map_ids = maps.as_mut_ptr().addr() as u64;
+    // SAFETY: all-zero bytes are a valid `bpf_attr`; only fields of this command are set.
+    let mut attr: bpf_attr = unsafe { mem::zeroed() };
+    attr.info.bpf_fd = program.as_raw_fd() as u32;
+    attr.info.info_len = size_of_val(&info) as u32;
+    attr.info.info = (&raw mut info).addr() as u64;
+    // SAFETY: the attribute is filled for this command; it points to as many bytes as it says, and
+    // these to as many ids as they say. Both outlive the call.
+    unsafe { call(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }?;
+    maps.truncate(info.nr_map_ids as usize);
+    Ok(maps)
 }
 
 /// The first characters of a name, as many as the kernel keeps.

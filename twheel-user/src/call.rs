@@ -9,6 +9,7 @@
 
 use std::{
     hash::{BuildHasher, RandomState},
+    os::fd::AsFd,
     path::Path,
     sync::{
         LazyLock,
@@ -17,7 +18,7 @@ use std::{
     thread,
 };
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use aya::{
     maps::{HashMap, Map, MapData, MapError},
     programs::{ProgramError, TestRun, TestRunAttrs, TestRunOptions, Xdp},
@@ -30,7 +31,7 @@ use twheel_common::{
 };
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use crate::{cpu::pin_to, pins::Pins, stepping::Stepping};
+use crate::{bpf, cpu::pin_to, pins::Pins, stepping::Stepping};
 
 /// Minimum capacity of the map of answers where programs are run by live frames. Elsewhere it has
 /// one entry.
@@ -45,6 +46,12 @@ pub fn stepping(calls: &MapData) -> Result<Stepping> {
         MIN_ANSWERS.. => Stepping::LiveFrames,
         _ => Stepping::TestRuns,
     })
+}
+
+/// Whether a program was loaded with this map `CALLS`, and not with that of another run.
+pub fn answers_in(program: &Xdp, calls: &MapData) -> Result<bool> {
+    let maps = bpf::maps_of(program.fd()?.as_fd()).context("cannot read the maps of a program")?;
+    Ok(maps.contains(&calls.info()?.id()))
 }
 
 impl Answers {
@@ -78,6 +85,12 @@ impl Callable {
         let calls = path.with_file_name("CALLS");
         let calls = MapData::from_pin(&calls)
             .with_context(|| format!("cannot open the map pinned at {}", calls.display()))?;
+        // Not so if a start was killed just when it replaced the pins.
+        ensure!(
+            answers_in(&program, &calls)?,
+            "the program pinned at {} belongs to another run than the map beside it",
+            path.display()
+        );
         Self::new(program, calls)
     }
 

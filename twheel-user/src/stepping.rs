@@ -26,11 +26,9 @@ use aya::{
 use twheel_common::{packet::ETH_HEADER, probe::Probe};
 
 use crate::{
-    call,
     cpu::{pin_to, run_ahead},
     failure::{Failure, Kind},
     mapped::Mapped,
-    pins::Pins,
     verifier::refused,
 };
 
@@ -80,18 +78,6 @@ pub struct Found {
     pub why: Why,
 }
 
-impl Found {
-    /// The way; or that of the instance's earlier run, which was found for this kernel, too, if the
-    /// trials could not tell because the CPUs are busy. While a run changes the way, commands get no
-    /// answers.
-    pub fn or_as(self, earlier: Option<Stepping>) -> Stepping {
-        match self.why {
-            Why::Untold => earlier.unwrap_or(self.way),
-            Why::Safe | Why::Unsafe | Why::Asked => self.way,
-        }
-    }
-}
-
 /// Why a way was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
@@ -126,11 +112,6 @@ pub fn find(asked: Option<Stepping>) -> Result<Found> {
         trial.check_live_frames()?;
     }
     Ok(Found { way, why })
-}
-
-/// How an instance's programs are run.
-pub fn of(pins: &Pins) -> Result<Stepping> {
-    call::stepping(&pins.map("CALLS")?)
 }
 
 /// `met`: whether softirqs of the CPU run during a test run there; `None` if the trials could not
@@ -388,25 +369,6 @@ fn load(bpf: &mut Ebpf, name: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_run_on_busy_cpus_goes_on_as_the_one_before() {
-        use Stepping::{LiveFrames, TestRuns};
-        for (way, why, earlier, wanted) in [
-            (TestRuns, Why::Safe, None, TestRuns),
-            (TestRuns, Why::Safe, Some(LiveFrames), TestRuns),
-            (LiveFrames, Why::Untold, Some(TestRuns), TestRuns),
-            (LiveFrames, Why::Untold, None, LiveFrames),
-            (LiveFrames, Why::Unsafe, Some(TestRuns), LiveFrames),
-            (LiveFrames, Why::Asked, Some(TestRuns), LiveFrames),
-        ] {
-            assert_eq!(
-                Found { way, why }.or_as(earlier),
-                wanted,
-                "{why:?} {earlier:?}"
-            );
-        }
-    }
 
     /// Needs root. Checks that the trials can tell the two ways apart.
     #[test]

@@ -190,7 +190,7 @@ fn load(setup: &Setup, instance: &Instance, room: u32) -> Result<DataPlane> {
         let load = Load {
             log_level: setup.log_level as u8,
             room,
-            stepping: stepping::find(setup.stepping)?.or_as(stepping::of(&instance.pins()).ok()),
+            stepping: stepping::find(setup.stepping)?.way,
             later: &later,
             ..Load::new(OBJECT, setup.config, setup.clock)
         };

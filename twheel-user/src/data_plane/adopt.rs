@@ -1,7 +1,7 @@
 //! What pinned maps were made for, and whether a new run can adopt them.
 
 use std::{
-    fs, io,
+    io,
     path::Path,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -15,7 +15,6 @@ use aya::{
 use aya_obj::{Object, maps::PinningType};
 use twheel_common::{
     config::{Config, Features, LAYOUT, Meta},
-    step::Answer,
     table::Hash,
     wheel::Geometry,
 };
@@ -24,14 +23,11 @@ use crate::{
     clock::Clock,
     failure::{Failure, Kind},
     given::written,
-    pins::{Instance, Pins},
+    pins::Pins,
 };
 
 /// The BPF object that this executable contains.
 pub static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/twheel.bpf.o"));
-
-/// The name of the map of answers.
-const CALLS: &str = "CALLS";
 
 /// Reads what an instance's maps were made for.
 ///
@@ -174,10 +170,7 @@ pub(super) fn adoptable(pins: &Pins, wanted: &Meta, object: &[u8]) -> Result<Opt
 /// aya opens a pin without checking it: it would silently accept a map of another type or size.
 fn check_pinned(pins: &Pins, object: &[u8]) -> Result<()> {
     let object = Object::parse(object).context("cannot read the eBPF object")?;
-    let is_pinned = |(name, map): &(&String, &aya_obj::Map)| {
-        // `CALLS` may differ: see `drop_calls`.
-        map.pinning() == PinningType::ByName && name.as_str() != CALLS
-    };
+    let is_pinned = |(_, map): &(&String, &aya_obj::Map)| map.pinning() == PinningType::ByName;
     for (name, map) in object.maps.iter().filter(is_pinned) {
         let info = MapInfo::from_pin(pins.object(name));
         let matches = info.is_ok_and(|info| {
@@ -201,26 +194,6 @@ fn check_pinned(pins: &Pins, object: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Removes the pin of the map of answers if the map does not have this size. The size says how
-/// programs are called. Nobody waits for an answer in it for longer than one call takes.
-pub(super) fn drop_calls(instance: &Instance, answers: u32) -> Result<()> {
-    let pin = instance.object(CALLS);
-    let is_fit = MapInfo::from_pin(&pin).is_ok_and(|info| {
-        info.max_entries() == answers
-            && info.key_size() == 8
-            && info.value_size() as usize == size_of::<Answer>()
-    });
-    if is_fit {
-        return Ok(());
-    }
-    match fs::remove_file(&pin) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", pin.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use aya::maps::MapType;
@@ -238,8 +211,8 @@ mod tests {
         let array = MapType::Array as u32;
         assert_eq!(shape("META"), (array, 4, size_of::<Meta>()));
         assert_eq!(shape("EVENTS"), (MapType::RingBuf as u32, 0, 0));
-        let answers = (MapType::LruHash as u32, 8, size_of::<Answer>());
-        assert_eq!(shape(CALLS), answers);
+        // Each run has its own.
+        assert_eq!(object.maps["CALLS"].pinning(), PinningType::None);
         assert_eq!(object.maps["JIFFIES"].pinning(), PinningType::None);
     }
 }

@@ -8,7 +8,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fs, io,
     os::fd::AsFd,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process,
     sync::atomic::{AtomicU32, Ordering},
 };
@@ -34,7 +34,7 @@ pub use self::{
     counters::{UserCounters, counted, counters, counters_of_places},
 };
 use self::{
-    adopt::{adoptable, drop_calls, wanted_meta},
+    adopt::{adoptable, wanted_meta},
     sizes::{cpus, details, places, wakes_bytes},
 };
 pub use crate::ring::Events;
@@ -167,9 +167,6 @@ impl DataPlane {
             // newest entries.
             Stepping::LiveFrames => MIN_ANSWERS.max(cpus()? * 512),
         };
-        if adopted {
-            drop_calls(instance, answers)?;
-        }
         let config = Config {
             live: (load.stepping == Stepping::LiveFrames).into(),
             details,
@@ -255,12 +252,16 @@ impl DataPlane {
         pin_program(name, program, instance)
     }
 
-    /// Pins the loaded programs, in place of those that an earlier run pinned.
+    /// Pins the loaded programs and their map of answers, in place of those that an earlier run
+    /// pinned.
     ///
     /// # Errors
     ///
     /// A pin cannot be made, or replaced.
     pub fn pin_programs(&mut self, instance: &Instance) -> Result<()> {
+        // Whoever opens a program and finds the map of the other run tries again.
+        let calls = self.open("CALLS")?;
+        replace_pin("CALLS", instance, |path| Ok(calls.pin(path)?))?;
         self.each_pinned(|name, program| match program.fd() {
             Ok(_) => pin_program(name, program, instance),
             Err(_) => Ok(()),
@@ -515,9 +516,20 @@ fn load_program(name: &str, program: &mut Program) -> Result<()> {
 }
 
 fn pin_program(name: &str, program: &mut Program, instance: &Instance) -> Result<()> {
-    let path = remove_pin(name, instance)?;
-    program
-        .pin(&path)
+    replace_pin(name, instance, |path| Ok(program.pin(path)?))
+}
+
+/// Makes a pin in place of another, if there is one: at no time is there none.
+fn replace_pin(
+    name: &str,
+    instance: &Instance,
+    pin: impl FnOnce(&Path) -> Result<()>,
+) -> Result<()> {
+    // Left by a process that was killed, it is removed here, or with the instance.
+    let new = remove_pin(&format!("{name}_new"), instance)?;
+    let path = instance.object(name);
+    pin(&new)
+        .and_then(|()| Ok(fs::rename(&new, &path)?))
         .with_context(|| format!("cannot pin {}", path.display()))
 }
 

@@ -18,7 +18,7 @@ use super::{
     parts::parts,
     path::{Hook, in_the_way, lasting_name, link_name, name, refused},
 };
-use crate::call::Callable;
+use crate::call::{self, Callable};
 
 /// The programs that are pinned if they are loaded. Of the programs for incoming packets, only
 /// those that an interface needs are loaded.
@@ -153,8 +153,27 @@ impl Pins {
     }
 
     /// Opens a program that userspace runs.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Pins`](crate::failure::Kind::Pins): it is not pinned, or is just being replaced.
     pub fn callable(&self, name: &str) -> Result<Callable> {
-        Callable::new(self.xdp(name)?, self.map("CALLS")?)
+        // A run that starts pins its map of answers and its programs one after the other.
+        const TRIES: u32 = 50;
+        const PAUSE: Duration = Duration::from_millis(10);
+        for again in 0..TRIES {
+            if again > 0 {
+                thread::sleep(PAUSE);
+            }
+            let (program, calls) = (self.xdp(name)?, self.map("CALLS")?);
+            if call::answers_in(&program, &calls)? {
+                return Callable::new(program, calls);
+            }
+        }
+        in_the_way(format!(
+            "the programs pinned at {} are just being replaced: try again",
+            self.0.display()
+        ))
     }
 
     /// Takes the lock that lets only one process change the policy at a time.
@@ -167,7 +186,7 @@ impl Pins {
         let path = self.0.parent().unwrap_or(&self.0);
         // Another instance that starts holds it for a moment, or for longer if it has many flows to
         // sweep.
-        const TRIES: u32 = 40;
+        const TRIES: u32 = 200;
         const PAUSE: Duration = Duration::from_millis(50);
         for again in 0..TRIES {
             if again > 0 {

@@ -19,6 +19,7 @@ use twheel_common::counter::{Counter, Counters};
 use self::cost::Costs;
 use super::select::{Numbers, Select, interval, while_read};
 use crate::{
+    call,
     cost::Cost,
     given::written,
     inspect::{CounterReadings, Reader},
@@ -27,7 +28,6 @@ use crate::{
         table::{Column, Table, wrapped},
         units::Units,
     },
-    stepping,
 };
 
 /// Show the counters of an instance, with what they count
@@ -340,7 +340,7 @@ fn write_head(reader: &Reader, look: &Look, out: &mut dyn Write) -> Result<()> {
             "twheel run is not running: nothing expires"
         }
     )?;
-    let way = stepping::of(reader.pins())?;
+    let way = call::stepping(&reader.pins().map("CALLS")?)?;
     Ok(writeln!(out, "stepped by {}", way.name())?)
 }
 
