@@ -107,7 +107,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
 /// Timer visits per second, and the fraction of a CPU that steppers take.
 fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
     let program = instance.object("twheel_step");
-    plane.xdp("twheel_step")?.pin(&program)?;
+    plane.pin_programs(instance)?;
     let mut events = plane.take_events()?;
     let steppers = Steppers::start(
         program,

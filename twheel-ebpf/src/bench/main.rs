@@ -208,7 +208,8 @@ pub fn bench_touch(ctx: XdpContext) -> u32 {
 /// The stepper of production.
 #[xdp]
 pub fn twheel_step(mut ctx: XdpContext) -> u32 {
-    answer(&mut ctx, step::step)
+    answer(&mut ctx, step::step);
+    step::answer(&ctx)
 }
 
 /// The deletion of production.

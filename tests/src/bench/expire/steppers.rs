@@ -86,6 +86,8 @@ fn step(
     timeout: Duration,
 ) -> Result<Stepped> {
     let program = instance.object("twheel_step");
+    // The bench's object has no programs but those that userspace calls.
+    plane.open("CALLS")?.pin(instance.object("CALLS"))?;
     plane.xdp("twheel_step")?.pin(&program)?;
     let mut events = Events::open(instance.pins().map("EVENTS")?)?;
     let signals = Arc::<Signals>::default();
