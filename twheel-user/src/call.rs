@@ -10,7 +10,6 @@
 use std::{
     hash::{BuildHasher, RandomState},
     os::fd::AsFd,
-    path::Path,
     sync::{
         LazyLock,
         atomic::{AtomicU64, Ordering},
@@ -18,13 +17,12 @@ use std::{
     thread,
 };
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow};
 use aya::{
     maps::{HashMap, Map, MapData, MapError},
     programs::{ProgramError, TestRun, TestRunAttrs, TestRunOptions, Xdp},
     util::online_cpus,
 };
-use aya_obj::programs::XdpAttachType;
 use twheel_common::{
     packet::ETH_HEADER,
     step::{Answer, Call, Delete, Enter, MAX_DELETES, Step, Sweep},
@@ -76,22 +74,6 @@ impl Callable {
     pub fn new(program: Xdp, calls: MapData) -> Result<Self> {
         let answers = Answers::open(calls)?;
         Ok(Self { program, answers })
-    }
-
-    /// From a program's pin, beside which its maps are pinned.
-    pub fn pinned(path: &Path) -> Result<Self> {
-        let program = Xdp::from_pin(path, XdpAttachType::Interface)
-            .with_context(|| format!("cannot open the program pinned at {}", path.display()))?;
-        let calls = path.with_file_name("CALLS");
-        let calls = MapData::from_pin(&calls)
-            .with_context(|| format!("cannot open the map pinned at {}", calls.display()))?;
-        // Not so if a start was killed just when it replaced the pins.
-        ensure!(
-            answers_in(&program, &calls)?,
-            "the program pinned at {} belongs to another run than the map beside it",
-            path.display()
-        );
-        Self::new(program, calls)
     }
 
     /// Calls the stepper once. The calling thread must be pinned to the wheel's CPU.

@@ -9,7 +9,6 @@
 //! and flows would expire late. So a stepper has a real-time priority while it has little to do.
 
 use std::{
-    path::PathBuf,
     sync::{
         Arc, Once,
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
@@ -27,7 +26,7 @@ use twheel_common::{
 };
 
 pub use crate::cpu::{pin_to, run_ahead};
-use crate::{call::Callable, clock::Clock, data_plane::STEP_BUDGET, ring::Signals};
+use crate::{call::Callable, clock::Clock, data_plane::STEP_BUDGET, pins::Pins, ring::Signals};
 
 /// Calls per turn that a stepper makes with real-time priority: 8,192 timer visits, a few
 /// milliseconds. If more is due, it continues with normal priority.
@@ -58,8 +57,8 @@ pub struct Steppers {
 
 /// What all stepper threads share.
 struct Shared {
-    /// Where the stepper program is pinned.
-    program: PathBuf,
+    /// Where the stepper program is pinned, as `twheel_step`.
+    pins: Pins,
     clock: Clock,
     /// Length of a tick, in clock units.
     tick: u32,
@@ -77,14 +76,14 @@ impl Steppers {
     /// Starts a stepper on every CPU that is online, and waits until each has stepped once. From
     /// then on the packet path calls a stepper for what is due.
     pub fn start(
-        program: PathBuf,
+        pins: Pins,
         clock: Clock,
         tick: u32,
         signals: Arc<Signals>,
         observer: Option<Arc<dyn Observer>>,
     ) -> Result<Self> {
         let shared = Arc::new(Shared {
-            program,
+            pins,
             clock,
             tick,
             signals,
@@ -175,7 +174,7 @@ impl Steppers {
 impl Shared {
     fn run(&self, cpu: u32, calls: &Receiver<Call>, ready: &Sender<()>) -> Result<()> {
         pin_to(cpu)?;
-        let program = Callable::pinned(&self.program)?;
+        let program = self.pins.callable("twheel_step")?;
         if let Err(error) = run_ahead(true) {
             self.told.call_once(|| {
                 say!(

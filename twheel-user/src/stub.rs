@@ -25,7 +25,7 @@ use twheel_common::state::elsewhere;
 use crate::{
     attach::ProgramSource,
     bpf,
-    data_plane::{DataPlane, remove_pin},
+    data_plane::{DataPlane, remove_pin, replace_pin},
     pins::{HOOK_PROGRAMS, Instance},
 };
 
@@ -127,9 +127,7 @@ impl Stubs {
             let code = code(place, map.as_raw_fd(), elsewhere(namespace), verdict);
             let program = bpf::load(name, kind, attach, flags, &code)
                 .with_context(|| format!("the kernel refuses the stub that jumps to {name}"))?;
-            let pin = remove_pin(name, instance)?;
-            bpf::pin(program.as_fd(), &pin)
-                .with_context(|| format!("cannot pin {}", pin.display()))?;
+            replace_pin(name, instance, |path| Ok(bpf::pin(program.as_fd(), path)?))?;
         }
         Ok(Self {
             xdp: Xdp::from_pin(instance.object("twheel_xdp"), XdpAttachType::Interface)?,

@@ -64,7 +64,7 @@ fn build_with(tests_bin: Option<&str>, features: &str) -> Result<Built> {
         kubernetes_tools: None,
         prometheus: None,
     };
-    say!("Building twheel; this usually takes 60 to 90 s the first time.");
+    say!("Building twheel; this usually takes 5 to 10 min the first time, on two CPUs.");
     let cargo = |args: &str| {
         let mut cargo = sh::cargo();
         cargo

@@ -106,11 +106,10 @@ pub fn bench(report: &mut Report) -> Result<()> {
 
 /// Timer visits per second, and the fraction of a CPU that steppers take.
 fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
-    let program = instance.object("twheel_step");
     plane.pin_programs(instance)?;
     let mut events = plane.take_events()?;
     let steppers = Steppers::start(
-        program,
+        instance.pins(),
         plane.clock(),
         plane.config().tick,
         Arc::default(),

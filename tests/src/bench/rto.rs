@@ -90,12 +90,11 @@ pub fn bench(report: &mut Report) -> Result<()> {
 }
 
 fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
-    let program = instance.object("twheel_step");
     plane.pin_programs(instance)?;
     let mut events = plane.take_events()?;
     let signals = Arc::new(Signals::default());
     let steppers = Steppers::start(
-        program,
+        instance.pins(),
         plane.clock(),
         plane.config().tick,
         signals.clone(),

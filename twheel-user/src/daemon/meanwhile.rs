@@ -36,13 +36,14 @@ impl Meanwhile {
         let ends = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
         let (config, clock) = (&setup.config.0, setup.clock);
-        let program = instance.object("twheel_step");
-        if program.exists() && check_adoptable(&instance.pins(), config, clock).is_ok() {
+        let is_pinned = instance.object("twheel_step").exists();
+        if is_pinned && check_adoptable(&instance.pins(), config, clock).is_ok() {
             let tick = clock.duration(config.tick.into());
             for cpu in online_cpus().unwrap_or_default() {
-                let (ends, program) = (ends.clone(), program.clone());
+                let (ends, pins) = (ends.clone(), instance.pins());
                 threads.push(thread::spawn(move || {
-                    let stepped = Callable::pinned(&program)
+                    let stepped = pins
+                        .callable("twheel_step")
                         .and_then(|program| step(cpu, &program, tick, &ends));
                     if let Err(error) = stepped {
                         log::debug!("CPU {cpu} is not stepped while the programs load: {error:#}");

@@ -276,7 +276,7 @@ impl<'a> Daemon<'a> {
             None => None,
         };
         let steppers = Steppers::start(
-            instance.object("twheel_step"),
+            pins.clone(),
             plane.clock(),
             plane.config().tick,
             signals.clone(),

@@ -259,7 +259,7 @@ impl DataPlane {
     ///
     /// A pin cannot be made, or replaced.
     pub fn pin_programs(&mut self, instance: &Instance) -> Result<()> {
-        // Whoever opens a program and finds the map of the other run tries again.
+        // A process that opens an old program and this map tries again (`Pins::callable`).
         let calls = self.open("CALLS")?;
         replace_pin("CALLS", instance, |path| Ok(calls.pin(path)?))?;
         self.each_pinned(|name, program| match program.fd() {
@@ -519,13 +519,14 @@ fn pin_program(name: &str, program: &mut Program, instance: &Instance) -> Result
     replace_pin(name, instance, |path| Ok(program.pin(path)?))
 }
 
-/// Makes a pin in place of another, if there is one: at no time is there none.
-fn replace_pin(
+/// Pins something. If this name is taken, the new pin replaces the old one in one step, so that
+/// other processes always find one of the two.
+pub(crate) fn replace_pin(
     name: &str,
     instance: &Instance,
     pin: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<()> {
-    // Left by a process that was killed, it is removed here, or with the instance.
+    // A process that was killed here may have left a pin of this name.
     let new = remove_pin(&format!("{name}_new"), instance)?;
     let path = instance.object(name);
     pin(&new)

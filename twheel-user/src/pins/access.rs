@@ -85,6 +85,23 @@ fn open_directory(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
+/// Looks for something so many times, with pauses of `pause`; `None` if it never finds it.
+pub(super) fn retry<T>(
+    tries: u32,
+    pause: Duration,
+    mut look: impl FnMut() -> Result<Option<T>>,
+) -> Result<Option<T>> {
+    for again in 0..tries {
+        if again > 0 {
+            thread::sleep(pause);
+        }
+        if let Some(found) = look()? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
 /// Locks a pin directory; `None` if another process has it locked.
 pub(super) fn try_lock(path: &Path, how: FlockArg) -> Result<Option<Flock<File>>> {
     let directory = open_directory(path)

@@ -7,7 +7,6 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
-    thread,
     time::Duration,
 };
 
@@ -19,7 +18,7 @@ use nix::{
 use twheel_common::state::MAX_NAMESPACES;
 
 use super::{
-    access::{check_ours, is_held, make_directories, make_directory, permit, try_lock},
+    access::{check_ours, is_held, make_directories, make_directory, permit, retry, try_lock},
     find::{all_here, all_interfaces_of, choose, first_of, holding, present, quoted, renamed},
     objects::Pins,
     parts::{NETNS, parts},
@@ -163,21 +162,18 @@ impl Instance {
         // A process that only checks the lock holds it for a moment.
         const TRIES: u32 = 10;
         const PAUSE: Duration = Duration::from_millis(50);
-        for again in 0..TRIES {
-            if again > 0 {
-                thread::sleep(PAUSE);
-            }
-            if let Some(lock) = try_lock(&path, FlockArg::LockExclusiveNonblock)? {
-                return Ok(Self {
-                    path,
-                    lock: Arc::new(lock),
-                });
-            }
+        match retry(TRIES, PAUSE, || {
+            try_lock(&path, FlockArg::LockExclusiveNonblock)
+        })? {
+            Some(lock) => Ok(Self {
+                path,
+                lock: Arc::new(lock),
+            }),
+            None => in_the_way(format!(
+                "another twheel is using {}: end that `twheel run` first",
+                path.display()
+            )),
         }
-        in_the_way(format!(
-            "another twheel is using {}: end that `twheel run` first",
-            path.display()
-        ))
     }
 
     /// Its directory.

@@ -3,7 +3,6 @@
 use std::{
     fs::File,
     path::{Path, PathBuf},
-    thread,
     time::Duration,
 };
 
@@ -13,7 +12,7 @@ use aya_obj::programs::XdpAttachType;
 use nix::fcntl::{Flock, FlockArg};
 
 use super::{
-    access::try_lock,
+    access::{retry, try_lock},
     find::{interfaces_of, present},
     parts::parts,
     path::{Hook, in_the_way, lasting_name, link_name, name, refused},
@@ -158,22 +157,22 @@ impl Pins {
     ///
     /// [`Kind::Pins`](crate::failure::Kind::Pins): it is not pinned, or is just being replaced.
     pub fn callable(&self, name: &str) -> Result<Callable> {
-        // A run that starts pins its map of answers and its programs one after the other.
+        // A run that starts replaces the pin of its map of answers first, then those of its
+        // programs. Between the two a program is pinned beside a map that it does not fill.
         const TRIES: u32 = 50;
         const PAUSE: Duration = Duration::from_millis(10);
-        for again in 0..TRIES {
-            if again > 0 {
-                thread::sleep(PAUSE);
-            }
+        let opened = retry(TRIES, PAUSE, || {
             let (program, calls) = (self.xdp(name)?, self.map("CALLS")?);
-            if call::answers_in(&program, &calls)? {
-                return Callable::new(program, calls);
-            }
+            let fits = call::answers_in(&program, &calls)?;
+            fits.then(|| Callable::new(program, calls)).transpose()
+        })?;
+        match opened {
+            Some(callable) => Ok(callable),
+            None => in_the_way(format!(
+                "the programs pinned at {} are just being replaced: try again",
+                self.0.display()
+            )),
         }
-        in_the_way(format!(
-            "the programs pinned at {} are just being replaced: try again",
-            self.0.display()
-        ))
     }
 
     /// Takes the lock that lets only one process change the policy at a time.
@@ -188,14 +187,11 @@ impl Pins {
         // sweep.
         const TRIES: u32 = 200;
         const PAUSE: Duration = Duration::from_millis(50);
-        for again in 0..TRIES {
-            if again > 0 {
-                thread::sleep(PAUSE);
-            }
-            if let Some(lock) = try_lock(path, FlockArg::LockExclusiveNonblock)? {
-                return Ok(lock);
-            }
+        match retry(TRIES, PAUSE, || {
+            try_lock(path, FlockArg::LockExclusiveNonblock)
+        })? {
+            Some(lock) => Ok(lock),
+            None => in_the_way("another twheel is just loading a policy: try again".to_owned()),
         }
-        in_the_way("another twheel is just loading a policy: try again".to_owned())
     }
 }

@@ -85,14 +85,15 @@ fn step(
     flows: u32,
     timeout: Duration,
 ) -> Result<Stepped> {
-    let program = instance.object("twheel_step");
-    // The bench's object has no programs but those that userspace calls.
+    // Not `pin_programs`: the bench's object has no others of those that it pins.
     plane.open("CALLS")?.pin(instance.object("CALLS"))?;
-    plane.xdp("twheel_step")?.pin(&program)?;
+    plane
+        .xdp("twheel_step")?
+        .pin(instance.object("twheel_step"))?;
     let mut events = Events::open(instance.pins().map("EVENTS")?)?;
     let signals = Arc::<Signals>::default();
     let steppers = Steppers::start(
-        program,
+        instance.pins(),
         plane.clock(),
         plane.config().tick,
         signals.clone(),
