@@ -34,7 +34,7 @@ const HOST: &str =
 /// names. All other tests wait for up to a minute for what they expect, or have virtual time; they
 /// keep to namespaces, pins and files of their own, and run beside one another. A test is named by
 /// its module and its function.
-const COMPANY: [(&str, &[&str], Company); 18] = [
+const COMPANY: [(&str, &[&str], Company); 19] = [
     // Whether a reaper acts within 50 ms of a packet that comes back; 100,000 flows within half a
     // second; a rate.
     (
@@ -54,6 +54,13 @@ const COMPANY: [(&str, &[&str], Company); 18] = [
         "tests/stepping",
         &["a_start_says_that_it_loads_and_is_attached_in_half_a_second"],
         Company::Timed,
+    ),
+    // It holds the lock of policies, for which the starts of other tests would wait, and it for
+    // them.
+    (
+        "tests/stepping",
+        &["a_restart_steps_the_wheels_before_it_has_loaded"],
+        Company::None,
     ),
     // Lateness to 100 ms.
     (

@@ -85,7 +85,7 @@ fn step(
     flows: u32,
     timeout: Duration,
 ) -> Result<Stepped> {
-    // Not `pin_programs`: the bench's object has no others of those that it pins.
+    // `pin_programs` would fail: the object of the bench lacks the programs of hooks.
     plane.open("CALLS")?.pin(instance.object("CALLS"))?;
     plane
         .xdp("twheel_step")?
