@@ -55,8 +55,8 @@ const COMPANY: [(&str, &[&str], Company); 19] = [
         &["a_start_says_that_it_loads_and_is_attached_in_half_a_second"],
         Company::Timed,
     ),
-    // It holds the lock of policies, for which the starts of other tests would wait, and it for
-    // them.
+    // It locks the policies of the whole machine. A start of another test would wait for that lock,
+    // and this test's own start would wait for that one.
     (
         "tests/stepping",
         &["a_restart_steps_the_wheels_before_it_has_loaded"],
