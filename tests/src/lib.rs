@@ -17,6 +17,7 @@
 //! | What is sent, and through what? | [`wire`], [`forge`], [`path`], [`recorded`] |
 //! | What is a fleet, and what receives its events? | [`fleet`] |
 //! | How does Ctrl-C end a lab? | [`signals`] |
+//! | How do programs act that hand over timeouts? | [`offload`] |
 //! | What does the kernel report? | [`ctnetlink`], [`tcp_info`], [`tracefs`] |
 //! | What do the programs do, without an interface or a clock? | [`plane`], [`order`], [`lru`] |
 
@@ -34,6 +35,7 @@ pub mod forge;
 pub mod gateway;
 pub mod lru;
 pub mod netns;
+pub mod offload;
 pub mod order;
 pub mod others;
 pub mod pair;

@@ -5,7 +5,10 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     io::{self, Read},
-    os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink},
+    os::{
+        fd::AsFd,
+        unix::fs::{MetadataExt, PermissionsExt, chown, symlink},
+    },
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -16,6 +19,11 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use twheel::{failure::Kind, privilege::NEEDED};
+use twheel_client::{
+    Outcome,
+    channel::{Channel, Packet},
+    protocol::{Op, Request, life},
+};
 use twheel_tests::{
     netns::{Namespace, PINS, require_root},
     pair::{Family, Pair, SERVER},
@@ -186,6 +194,25 @@ fn expect_reaped(twheel: &Twheel, flows: usize, actions: &[&str]) -> Result<()> 
         }
     }
     Ok(())
+}
+
+/// A program hands over the timeout of a connection, and is told its end.
+fn expect_offloaded(pair: &Pair, path: &Path) -> Result<()> {
+    let channel = Channel::connect(path)?;
+    let mut connection = pair.connect(Family::V6)?;
+    connection.talk()?;
+    let mut request = Request::new(Op::Start);
+    (request.timeout, request.life) = (200, life::ANY);
+    channel.send(1, &[request], &[connection.server.as_fd()])?;
+    loop {
+        match channel.receive()?.context("twheel has ended")? {
+            Packet::Replies(_, replies) => ensure!(replies[0].error == 0, "{replies:?}"),
+            Packet::Events(events) => {
+                ensure!(events[0].what == Outcome::Expired as u32, "{events:?}");
+                return Ok(());
+            }
+        }
+    }
 }
 
 const RUN: &str = "run --iface server0 --timeout 1s --json --reap-max-share 100";
@@ -455,7 +482,7 @@ fn the_unit_gives_what_a_run_needs() -> Result<()> {
     );
     let script = format!(
         "mount --bind {0} {0} && mount --bind /sys/fs/bpf /sys/fs/bpf && mount -o bind,remount,ro / && \
-         mount -o bind,remount,ro /sys && exec {strace}{1} {RUN} --keep --reap socket --metrics 0 --history {0}",
+         mount -o bind,remount,ro /sys && exec {strace}{1} {RUN} --keep --reap socket --metrics 0 --history {0} --group root --offload {0}/offload",
         state.display(),
         root.trim_start_matches("exec "),
     );
@@ -466,6 +493,7 @@ fn the_unit_gives_what_a_run_needs() -> Result<()> {
     let mut connection = pair.connect(Family::V4)?;
     connection.talk()?;
     expect_reaped(&twheel, 1, &["socket"])?;
+    expect_offloaded(&pair, &state.join("offload"))?;
     // strace is its parent.
     let children = format!("/proc/{0}/task/{0}/children", twheel.pid());
     let child = fs::read_to_string(children)?

@@ -32,6 +32,7 @@ fn everything() -> Settings {
         rto: true,
         enforce: true,
         hold: true,
+        offload: true,
         ..by_default()
     }
 }
@@ -68,6 +69,11 @@ fn verify_load(name: &str, wanted: Settings, budget: u32, change: impl FnOnce(&m
 fn programs_are_within_their_budget() {
     verify("default", by_default(), 0, BY_DEFAULT);
     verify("everything", everything(), 0, WITH_EVERYTHING);
+    let offload = Settings {
+        offload: true,
+        ..by_default()
+    };
+    verify("offload", offload, 0, BY_DEFAULT);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Version of everything that maps hold: keys, flows, wheels, events. It is part of the path of the
 /// pins, so that no version reads what another has written.
-pub const LAYOUT: u32 = 21;
+pub const LAYOUT: u32 = 22;
 
 /// Number of rule numbers that flows can have. 0 means no rule; the last one stands for the
 /// timeouts that flows without a rule have without a policy. There are more numbers than a policy
@@ -73,6 +73,8 @@ pub struct Config {
     /// 1: programs look up [`Watched`] for their interface. 0: there is only one interface, and no
     /// such data.
     pub watched: u32,
+    /// 1: programs can hand over [timeouts](crate::offload) for their connections.
+    pub offload: u32,
 }
 
 /// For how long later packets of expired flows can be [refused](crate::enforce); bits.
@@ -212,6 +214,8 @@ impl Features {
     pub const VLANS: Self = Self(8);
     /// Live flows are reported.
     pub const UPDATES: Self = Self(16);
+    /// Programs can hand over timeouts.
+    pub const OFFLOAD: Self = Self(32);
 
     /// The features that a configuration needs.
     pub fn needed_by(config: &Config) -> Self {
@@ -221,6 +225,7 @@ impl Features {
             (config.enforce.is_for_good(), Self::ENFORCE),
             (config.vlans != 0, Self::VLANS),
             (config.active_timeout != 0, Self::UPDATES),
+            (config.offload != 0, Self::OFFLOAD),
         ];
         let of = features.into_iter().filter(|(is_on, _)| *is_on);
         Self(of.fold(0, |bits, (_, feature)| bits | feature.0))
@@ -318,6 +323,7 @@ mod tests {
             live: 1,
             vlans: 0,
             watched: 1,
+            offload: 0,
         };
         assert_eq!(Features::needed_by(&none), Features(0));
         let rto = Rto {
@@ -348,6 +354,7 @@ mod tests {
                 },
                 Features::UPDATES,
             ),
+            (Config { offload: 1, ..none }, Features::OFFLOAD),
         ];
         for (config, feature) in each {
             let of = Features::needed_by(&config);
@@ -361,8 +368,9 @@ mod tests {
             enforce: Enforce::FOR_GOOD,
             vlans: 1,
             active_timeout: 1,
+            offload: 1,
             ..none
         };
-        assert_eq!(Features::needed_by(&all), Features(31));
+        assert_eq!(Features::needed_by(&all), Features(63));
     }
 }

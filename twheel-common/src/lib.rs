@@ -20,6 +20,7 @@
 //! | The timing wheel, and which CPU looks at a flow when | [`wheel`], [`inbox`], [`jiffies`] |
 //! | Policy and reaping | [`rule`], [`rule_set`], [`policy`], [`enforce`], [`quota`] |
 //! | Retransmission timers: does the other side still answer? | [`rto`] |
+//! | Timeouts that programs hand over for their connections | [`offload`] |
 //! | Which interface counts a packet that several interfaces see | [`point`] |
 //! | Events, counters and settings: what the data plane and userspace exchange | [`event`], [`update`], [`counter`], [`config`], [`step`], [`probe`], `pod` |
 //! | Tools | [`bits`], [`mod@named`] |
@@ -39,6 +40,7 @@ pub mod jiffies;
 pub mod key;
 pub mod named;
 pub mod numbers;
+pub mod offload;
 pub mod packet;
 #[cfg(feature = "user")]
 mod pod;

@@ -44,7 +44,7 @@ pub fn first(segment: &Segment) -> Positions {
 /// The next sequence number of one side. (Without an index: the compiler would turn one into an OR
 /// on a pointer, which the verifier rejects.)
 #[inline(always)]
-pub(crate) fn next_of([low, high]: Positions, direction: Direction) -> u32 {
+pub fn next_of([low, high]: Positions, direction: Direction) -> u32 {
     let both = u64::from(low) | u64::from(high) << 32;
     (both >> (32 * direction as u32)) as u32
 }

@@ -251,6 +251,16 @@ impl Seen {
         self.0 & Self::places(side) == side
     }
 
+    /// The same, after both sides have told their next sequence numbers.
+    pub fn told(self) -> Self {
+        self.without(Self::BOTH << Self::UNPLACED)
+    }
+
+    /// Whether no packet has told a sequence number yet: the flow was entered.
+    pub fn is_unplaced(self) -> bool {
+        !self.is_placed(Direction::FromLow) && !self.is_placed(Direction::FromHigh)
+    }
+
     /// Whether no packet with these flags can change this, whatever its sequence numbers are. That
     /// is so for nearly every packet.
     #[inline(always)]

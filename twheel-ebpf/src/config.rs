@@ -42,6 +42,7 @@ pub static CONFIG: Global<Config> = Global::new(Config {
     live: 0,
     vlans: 1,
     watched: 0,
+    offload: 0,
 });
 
 /// One field of [`CONFIG`], for the packet path: `CONFIG.load()` would load every field.

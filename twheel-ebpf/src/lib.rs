@@ -15,6 +15,7 @@
 //! | Which rule matches a flow, and is its packet refused? | [`policy`], [`enforce`], [`answer`] |
 //! | Where are packets counted that pass several interfaces? | [`point`] |
 //! | How do retransmission timers work? | [`rto`] |
+//! | What is kept of a flow whose program has handed over its timeout? | [`offload`] |
 //! | When does the wheel visit a flow, and what becomes of the flow? | [`wheel`]: `own`, `lists`, `arm`, `visit`, `end` |
 //! | Which flow is evicted if the table is full? | [`wheel::room`], [`quota`] |
 //! | How does a CPU make another CPU visit a flow earlier? | [`forward`], [`inbox`], [`wakes`] |
@@ -36,6 +37,7 @@ pub mod frame;
 pub mod inbox;
 pub mod maps;
 pub mod memory;
+pub mod offload;
 pub mod point;
 pub mod policy;
 pub mod quota;

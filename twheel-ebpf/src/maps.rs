@@ -14,6 +14,7 @@ use twheel_common::{
     flow::Account,
     jiffies,
     key::{self, FlowKey},
+    offload::Offload,
     policy::{Active, Ends, Header, MAX_CLASSES, MAX_NAMED, MAX_PREFIXES, PortClasses, Rules},
     pool::Shelf,
     quota::{MAX_OVER_QUOTA, OverQuota, Victims},
@@ -59,6 +60,11 @@ pub static UPDATES: Array<Reported> = Array::pinned(1, BPF_F_MMAPABLE);
 /// Retransmission timers, by the record's index; one value if there are none.
 #[map]
 pub static RTOS: Array<Timers> = Array::pinned(1, BPF_F_MMAPABLE);
+
+/// What is kept of registered flows, by the record's index; one value if nothing can be registered.
+/// Userspace writes it, too.
+#[map]
+pub static OFFLOADS: Array<Offload> = Array::pinned(1, BPF_F_MMAPABLE);
 
 /// Timeouts and flags of each rule, and those of flows without a rule. Userspace changes them while
 /// packets arrive.

@@ -10,6 +10,7 @@ use twheel_common::{
     flow::Word,
     key::{Direction, FlowKey},
     numbers::Positions,
+    offload::MARKS,
     point::Point,
     seen::Seen,
     table::{self, Details, Extras, LINE, Line, OUTGOING, TAGGED},
@@ -20,7 +21,7 @@ use twheel_common::{
 use crate::{
     atomic, clock, config,
     maps::{ACCOUNTS, DETAILS, EXTRAS, FLOWS},
-    rule, updates,
+    offload, rule, updates,
     verifier::bit,
 };
 
@@ -215,7 +216,7 @@ impl Hot {
     #[inline(always)]
     pub fn details(self) -> u32 {
         // SAFETY: as in `touch`.
-        unsafe { self.details_place().read_volatile() }
+        unsafe { self.details_place().read_volatile() & !MARKS }
     }
 
     #[inline(always)]
@@ -311,7 +312,10 @@ impl At {
     /// How long the flow may be idle, in units.
     #[inline(always)]
     pub fn timeout(self, seen: Seen) -> u32 {
-        rule::timeout(self.rule(), seen)
+        match config!(offload) {
+            0 => rule::timeout(self.rule(), seen),
+            _ => offload::offload_timeout(self.index(), seen.0) as u32,
+        }
     }
 
     /// The flow's rule.

@@ -20,6 +20,7 @@ use aya::maps::{Map, MapInfo};
 use twheel_common::{
     event::Reason,
     flow::{Account, FlowKey, Word},
+    offload::MARKS,
     point::Point,
     rto::{Side, Timers},
     step::Delete,
@@ -343,7 +344,7 @@ impl Record<'_> {
     /// The index of its details.
     fn number(&self) -> u32 {
         let numbers: [u32; LINE as usize] = transmute!(self.load(offset_of!(Line, details)));
-        numbers[self.slot()]
+        numbers[self.slot()] & !MARKS
     }
 }
 

@@ -36,6 +36,7 @@
 //! | numbers for Prometheus, and the page | [`metrics`], `web/` |
 //! | how a flow is printed | [`output`] |
 //! | which sources are over their quota | [`quota`] |
+//! | timeouts that programs hand over for their connections | [`offload`] |
 //! | **commands beside the running twheel** | |
 //! | what they read of an instance | [`inspect`], [`flows`], [`wheels`] |
 //! | maps in this process's memory | `mapped` |
@@ -93,6 +94,7 @@ pub mod nat;
 pub mod netlink;
 pub mod netns;
 pub mod notices;
+pub mod offload;
 pub mod order;
 pub mod output;
 pub mod owner;

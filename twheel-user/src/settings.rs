@@ -69,6 +69,8 @@ pub struct Settings {
     pub share: bool,
     /// Whether VLAN tags are part of a flow's key.
     pub vlans: bool,
+    /// Whether programs can hand over timeouts for their connections.
+    pub offload: bool,
     /// Capacity of the table.
     pub max_flows: u32,
     /// The timer scheme.
@@ -101,6 +103,7 @@ impl Default for Settings {
             enforce_rate: 10,
             share: false,
             vlans: true,
+            offload: false,
             max_flows: 131_072,
             scheme: WheelScheme::Hierarchical,
             slots: None,
@@ -180,6 +183,7 @@ impl Settings {
             live: 0,
             vlans: self.vlans.into(),
             watched: 0,
+            offload: self.offload.into(),
             details: 0,
             two_seconds: clock.units_ceil(Duration::from_secs(2)) as u32,
         };

@@ -120,6 +120,11 @@ pub struct FoundSocket {
 }
 
 impl FoundSocket {
+    /// Its cookie, as `SO_COOKIE` tells it.
+    pub fn cookie(&self) -> u64 {
+        u64::from_ne_bytes(self.id.cookie)
+    }
+
     /// Whether the socket has sent a SYN and waits for the answer.
     pub fn is_opening(&self) -> bool {
         self.state == TCP_SYN_SENT

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | What does a packet cost? | `touch`, `insert`, `tagged`, `cores`, `before`; on a path: `path`, `gateway`, `bulk` |
 //! | What does an expiry cost, and how late is it? | `step`, `expire`, `lateness`, `rto`, `schemes` |
-//! | What do a table and a program cost? | `memory`, `scale`, `idle`, `plan`, `inspect`, `exporter` |
+//! | What do a table and a program cost? | `memory`, `scale`, `idle`, `plan`, `inspect`, `exporter`, `offload` |
 //! | What does it cost to send events on, and to keep those of a fleet? | `records`, `fleet` |
 //! | What is measured? | `inputs`, `plane`, `real`, `peers`, `batch` |
 //! | How is it shown? | `report`, `plot`, `machine` |
@@ -28,6 +28,7 @@ mod inspect;
 mod lateness;
 mod machine;
 mod memory;
+mod offload;
 mod path;
 mod peers;
 mod plan;
@@ -131,6 +132,8 @@ enum Bench {
     Plan,
     /// What it takes to look at a million flows from the command line
     Inspect,
+    /// What programs save that hand over the timeouts of their connections, and what that takes
+    Offload,
     /// Nanoseconds of an event as a record that leaves the host
     Records,
     /// Bytes of a fleet's events in ClickHouse and on Kafka, and what sending and inserting them costs
@@ -176,9 +179,9 @@ fn main() -> ExitCode {
 }
 
 /// All benchmarks that run by default, without options.
-const ALL: [&str; 16] = [
+const ALL: [&str; 17] = [
     "touch", "insert", "expire", "step", "path", "exporter", "memory", "lateness", "scale", "idle",
-    "cores", "plan", "inspect", "records", "rto", "schemes",
+    "cores", "plan", "inspect", "records", "rto", "offload", "schemes",
 ];
 
 fn run(cli: &Cli) -> Result<()> {
@@ -235,6 +238,7 @@ fn one(bench: &Bench, report: &mut Report) -> Result<()> {
         Bench::Memory => memory::bench(report),
         Bench::Plan => plan::bench(report),
         Bench::Inspect => inspect::bench(report),
+        Bench::Offload => offload::bench(report),
         Bench::Records => records::bench(report),
         #[cfg(feature = "kafka")]
         Bench::Fleet => fleet::bench(report),
@@ -278,6 +282,7 @@ impl Bench {
             Self::Memory => "memory",
             Self::Plan => "plan",
             Self::Inspect => "inspect",
+            Self::Offload => "offload",
             Self::Records => "records",
             #[cfg(feature = "kafka")]
             Self::Fleet => "fleet",

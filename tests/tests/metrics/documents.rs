@@ -3,7 +3,12 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
+use twheel_client::{
+    channel::Channel,
+    protocol::{Op, Request},
+};
 use twheel_tests::{
+    directory::Directory,
     netns::require_root,
     pair::{Busy, Pair},
 };
@@ -50,11 +55,24 @@ fn queries(value: &serde_json::Value, found: &mut Vec<String>) {
     }
 }
 
+/// Sends twheel a request that it refuses, and waits for the answer.
+fn refused(path: &Path) -> Result<()> {
+    let channel = Channel::connect(path)?;
+    channel.send(1, &[Request::new(Op::Start)], &[])?;
+    channel.receive()?.context("twheel has ended").map(drop)
+}
+
 #[test]
 fn the_documents_name_what_is_served() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
-    let watched = Watched::start(&pair.server, &["--timeout", "300ms"])?;
+    let directory = Directory::new("documents")?;
+    let path = directory.0.join("offload");
+    let offload = path.to_str().context("a path")?;
+    let args = ["--timeout", "300ms", "--offload", offload];
+    let watched = Watched::start(&pair.server, &args)?;
+    // A family without samples is not served.
+    refused(&path)?;
     let _connection = pair.connect_some(1)?;
     expiries(&watched.twheel, 1)?;
     // While this looks, the programs' runs are counted.

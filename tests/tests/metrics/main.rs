@@ -5,6 +5,7 @@ mod browser;
 mod documents;
 mod formats;
 mod numbers;
+mod offload;
 mod page;
 mod status;
 mod waiting;

@@ -151,7 +151,7 @@ pub use slab::Key;
 pub use timers::{Structure, Timers};
 pub use unordered::Unordered;
 
-/// The examples of the README, one of which needs tokio.
+/// The examples of the README, one of which needs tokio. `tests/readme.rs` has the other one.
 #[cfg(all(doctest, feature = "tokio"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

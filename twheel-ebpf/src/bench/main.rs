@@ -34,7 +34,7 @@ use twheel_common::{
     policy::Hook,
     state::{Seen, SideWay, Way},
     step::Step,
-    visit::{Visit, visit},
+    visit::visit,
 };
 use twheel_ebpf::{
     atomic, clock, config,
@@ -413,9 +413,10 @@ unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
             load(&raw const (*flow).next),
         )
     };
-    match visit(state.now, word, rule::timeout(0, word.seen()), clock::doubt) {
-        Visit::Rearm(due) => {
-            let slot = 1 + (clock::tick().from(due) as u32 & (SLOTS - 1));
+    let visit = visit(state.now, word, rule::timeout(0, word.seen()), clock::doubt);
+    match visit.end {
+        None => {
+            let slot = 1 + (clock::tick().from(visit.due) as u32 & (SLOTS - 1));
             let Some(to) = LISTS.get_ptr_mut(slot) else {
                 return 1;
             };
@@ -426,7 +427,7 @@ unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
                 key.store(to);
             }
         }
-        Visit::End(_) => {
+        Some(_) => {
             let Some(entry) = emit::reserve() else {
                 return 1;
             };

@@ -10,6 +10,7 @@ use twheel_common::{
     decision::{Decision, Effects},
     event::Reason,
     flow::Word,
+    key::Direction,
     numbers::{self, advance, is_apart},
     seen::Seen,
     segment::Segment,
@@ -20,7 +21,7 @@ use crate::{
     clock, config,
     count::count,
     emit::{self, Ended},
-    forward,
+    forward, offload,
     record::{self, At, Hot},
     timers, updates,
     verifier::given,
@@ -61,9 +62,16 @@ pub fn apply(flow: At, before: Word, decision: &Decision, packet: Packet<'_>) ->
         } else {
             if effects.has(Effects::BOTH) {
                 flow.set_positions(numbers::first(segment));
+                if segment.seq != segment.end {
+                    offload::hear(flow.hot(), segment.direction);
+                }
             }
             if effects.has(Effects::OTHER) {
                 flow.set_position(segment.direction.reverse(), segment.ack);
+            }
+            if effects.has(Effects::BOTH) || effects.has(Effects::OTHER) {
+                // What it had sent before is not known, so this may be news.
+                offload::hear(flow.hot(), segment.direction.reverse());
             }
             if effects.has(Effects::DOUBT) {
                 flow.set_doubt(decision.doubt);
@@ -105,6 +113,7 @@ pub fn keep(flow: Hot, word: Word, packet: Packet<'_>) {
     let Packet { segment, now, way } = packet;
     if word.is_older_than(now) {
         // So a flow with a packet in every unit of the clock is written once a unit.
+        offload::expect(flow, segment);
         flow.touch(now);
         clock::see(now);
     }
@@ -127,7 +136,13 @@ pub extern "C" fn touch_told(index: u32, segment: *const Segment, way: u32) -> u
     if let (Some(flow), Some(segment)) = (record::at(index), given(segment))
         && flow.has_key(&segment.key)
     {
-        flow.set_positions(numbers::first(segment));
+        let (before, after) = (flow.positions(), numbers::first(segment));
+        flow.set_positions(after);
+        for direction in [Direction::FromLow, Direction::FromHigh] {
+            if numbers::next_of(before, direction) != numbers::next_of(after, direction) {
+                offload::hear(flow.hot(), direction);
+            }
+        }
         learn(flow, segment, Way(way));
     }
     0
@@ -151,6 +166,7 @@ fn follow(flow: Hot, seen: Seen, segment: &Segment, way: Way) {
     }
     if let Some(position) = advance(positions, seen, segment) {
         flow.set_position(segment.direction, position);
+        offload::hear(flow, segment.direction);
     }
 }
 
@@ -171,6 +187,7 @@ pub extern "C" fn touch_apart(index: u32, segment: *const Segment, way: u32) -> 
     let apart = numbers::apart(positions, flow.doubt(), seen, segment, is_own_way);
     if let Some(position) = apart.other {
         flow.set_position(direction.reverse(), position);
+        offload::hear(flow.hot(), direction.reverse());
     }
     if let Some(position) = apart.own {
         flow.set_doubt(position);

@@ -11,7 +11,7 @@ use twheel_common::{
 };
 
 use crate::{
-    config, policy, record, table,
+    config, offload, policy, record, table,
     verifier::{Given, bit, given, given_mut},
 };
 
@@ -28,6 +28,7 @@ pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64, wa
     if !flow.has_key(&segment.key) {
         return STRANGER;
     }
+    offload::keep(flow.hot(), flow.hot().word(), now);
     // Another CPU may change the flow at the same time; but states only lead forward, and the stamp
     // changes once a unit of the clock. So few attempts are needed.
     let mut attempt = Attempt {

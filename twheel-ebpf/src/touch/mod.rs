@@ -19,7 +19,7 @@ use twheel_common::{
 use crate::{
     clock, config,
     count::{count, count_at},
-    point,
+    offload, point,
     policy::Arrival,
     record::Hot,
     table, timers,
@@ -96,6 +96,7 @@ fn is_seen_again(flow: Hot, word: Word, segment: &Segment, now: u64, arrival: Ar
         return false;
     }
     if word.is_older_than(now) {
+        offload::keep(flow, word, now);
         flow.touch(now);
         clock::see(now);
     }

@@ -2,12 +2,7 @@
 //! this CPU's wheel to evict.
 
 use twheel_common::{
-    counter::Counter,
-    event::Reason,
-    flow::Word,
-    segment::Segment,
-    table::WINDOW,
-    visit::{Visit, visit},
+    counter::Counter, event::Reason, flow::Word, segment::Segment, table::WINDOW, visit::visit,
     wheel::Link,
 };
 
@@ -161,7 +156,7 @@ fn end_at(index: u32, now: u64) -> bool {
     let seen = word.seen();
     let is_established = seen.is_established(config!(one_way) != 0);
     let visit = visit(now, word, flow.timeout(seen), clock::doubt);
-    let Visit::End(reason) = visit.for_room(is_established, |_| true) else {
+    let Some(reason) = visit.for_room(is_established, |_| true).end else {
         return false;
     };
     end_now(flow, word, reason, now)

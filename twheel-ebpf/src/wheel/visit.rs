@@ -5,7 +5,7 @@ use twheel_common::{
     counter::Counter,
     event::Reason,
     flow::{MAX_AGE, age},
-    visit::{Visit, visit},
+    visit::visit,
     wheel::{LISTS, Link, Slot},
 };
 
@@ -54,16 +54,17 @@ pub extern "C" fn wheel_look(index: u32, now: u64) -> u64 {
         return 0;
     };
     let word = flow.word();
-    match visit(now, word, flow.timeout(word.seen()), clock::doubt) {
-        Visit::Rearm(due) => {
-            let due = first_of(flow, now, due);
+    let visit = visit(now, word, flow.timeout(word.seen()), clock::doubt);
+    match visit.end {
+        None => {
+            let due = first_of(flow, now, visit.due);
             wheel_hasten(index, due);
             if config::rto_is_on() {
                 settle(flow, now, due);
             }
             0
         }
-        Visit::End(_) => {
+        Some(_) => {
             wheel_hasten(index, now);
             1
         }
@@ -224,9 +225,11 @@ pub fn handle(wheel: Own, first: Link, now: u64, decided: u64, purpose: For) -> 
                 && (!over_quota || quota::quota_is_flow_over(index, now) != 0)
         });
     }
-    let reason = match visit.no_later(expires) {
-        Visit::End(reason) => reason,
-        Visit::Rearm(mut due) => {
+    let visit = visit.no_later(expires);
+    let mut due = visit.due;
+    let reason = match visit.end {
+        Some(reason) => reason,
+        None => {
             if config!(active_timeout) != 0 {
                 let next = match purpose {
                     For::Stepper { .. } => updates::update_visit(index, now, decided),

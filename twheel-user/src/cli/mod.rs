@@ -15,6 +15,7 @@ mod fleet;
 mod flows;
 mod flush;
 mod help;
+mod idle;
 mod list;
 mod man;
 mod options;
@@ -53,6 +54,7 @@ enum Command {
     Delete(delete::Delete),
     Flush(flush::Flush),
     Detach(detach::Detach),
+    Idle(idle::Idle),
     List(list::List),
     Export(export::Export),
     Fleet(fleet::Fleet),
@@ -94,6 +96,7 @@ impl Cli {
             Command::Delete(delete) => delete.execute(),
             Command::Flush(flush) => flush.execute(),
             Command::Detach(detach) => detach.execute(),
+            Command::Idle(idle) => idle.execute(),
             Command::List(list) => list.execute(),
             Command::Export(export) => export.execute(),
             Command::Fleet(fleet) => fleet.execute(),

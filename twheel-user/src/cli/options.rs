@@ -156,6 +156,13 @@ pub struct Options {
     /// loopback address, or an IP address and a port
     #[arg(long, value_name = "ADDR", value_parser = metrics::parse_address)]
     pub metrics: Option<SocketAddr>,
+    /// Let programs hand over the idle timeouts of their connections, by a Unix socket at PATH, usually
+    /// /run/twheel/offload. The user of the run may connect, and members of --group
+    #[arg(long, value_name = "PATH")]
+    pub offload: Option<PathBuf>,
+    /// Most connections that the programs of one user hand over [default: half of --max-flows]
+    #[arg(long, value_name = "N", value_parser = given::number(1..=MAX_FLOWS), allow_hyphen_values = true)]
+    pub offload_limit: Option<u32>,
     /// Leave everything attached and pinned at exit; the next run adopts it
     #[arg(long)]
     pub keep: bool,
@@ -276,6 +283,9 @@ impl Options {
                 say!("twheel: {option} without --rto on: there are no retransmission timers");
             }
         }
+        if self.offload_limit.is_some() && self.offload.is_none() {
+            say!("twheel: --offload-limit without --offload: programs hand over no timeouts");
+        }
         let default = Settings::default();
         let wanted = Settings {
             tick: self.tick.unwrap_or(Duration::from_millis(match self.rto {
@@ -310,6 +320,7 @@ impl Options {
             enforce_rate: self.reap.enforce_rate.unwrap_or(default.enforce_rate),
             share: self.source_share.0.is_some(),
             vlans: self.vlan == Vlan::Key,
+            offload: self.offload.is_some(),
             max_flows: self.max_flows,
             scheme: self.scheme.into(),
             slots: self.slots,

@@ -112,6 +112,8 @@ impl Run {
             owner: options.owner,
             final_records: options.final_records,
             metrics: options.metrics,
+            offload: options.offload,
+            offload_limit: options.offload_limit,
             keep: options.keep,
             group: options.group,
             log_level: options.log_level,

@@ -3,6 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | its options | `setup.rs` |
+//! | which programs are loaded | `load.rs` |
 //! | network namespaces that appear and disappear | `namespaces.rs` |
 //! | interfaces that appear, change and disappear | `interfaces.rs` |
 //! | the states of an interface | `targets.rs` |
@@ -16,6 +17,7 @@
 mod final_records;
 mod interfaces;
 mod life;
+mod load;
 mod meanwhile;
 mod namespaces;
 mod quota_watch;
@@ -46,6 +48,7 @@ pub use self::setup::Setup;
 use self::{
     interfaces::Common,
     life::{End, Ending, Life, Stop},
+    load::load,
     meanwhile::Meanwhile,
     namespaces::Namespaces,
     quota_watch::QuotaWatch,
@@ -56,16 +59,17 @@ use crate::{
     action::News,
     attach,
     clock::Clock,
-    data_plane::{self, DataPlane, INCOMING, Load, OBJECT, UserCounters},
+    data_plane::{self, DataPlane, UserCounters},
     history, host,
     identity::Identity,
-    interfaces::Known,
     maps,
     metrics::{Listener, Metrics, Server},
     model::{EventKind, Happened, RunEvent},
     names::Names,
     nat::Nat,
-    notices, order,
+    notices,
+    offload::{self, Offloads},
+    order,
     output::{Output, json::Json, several, text::Text},
     owner::Lookups,
     pins::{self, Instance, Pins},
@@ -74,7 +78,6 @@ use crate::{
     reap::{self, Reaper},
     ring::{Batches, Numbers, Signals},
     stepper::{Observer, Steppers},
-    stepping,
     stub::TailCalls,
     watched::Watch,
     zones::Zones,
@@ -91,6 +94,7 @@ struct Opened {
     listener: Option<Listener>,
     reap: reap::Mandate,
     history: Option<history::Directory>,
+    programs: Option<offload::Listener>,
     group: Option<Gid>,
     start: Flock<File>,
 }
@@ -126,6 +130,7 @@ pub fn run(mut setup: Setup, reap: reap::Mandate) -> Result<()> {
         listener,
         reap,
         history: setup.history_directory(&instance.pins(), group),
+        programs: setup.listen_for_programs(group)?,
         group,
         start,
     };
@@ -168,44 +173,11 @@ pub fn run(mut setup: Setup, reap: reap::Mandate) -> Result<()> {
     result.and(instance.remove())
 }
 
-/// Loads the programs that the interfaces need, and a flow table.
-fn load(setup: &Setup, instance: &Instance, room: u32) -> Result<DataPlane> {
-    let (known, mut needed) = (Known::read()?, Vec::new());
-    for interface in setup.selection.names() {
-        if if_nametoindex(interface).is_ok() {
-            let choice = setup
-                .hooks
-                .choose(Some(instance.path()), interface, &known)?;
-            needed.push(choice.program());
-        }
-    }
-    let mut later = INCOMING.to_vec();
-    // With a pattern every program is loaded now, so that a new interface can be attached at once.
-    later.retain(|program| !setup.selection.has_pattern() && !needed.contains(program));
-    let making = format!(
-        "loading the programs and a table for {}",
-        several(setup.config.0.max_flows.into(), "flow")
-    );
-    let plane = progress::told(&making, || {
-        let load = Load {
-            log_level: setup.log_level as u8,
-            room,
-            stepping: stepping::find(setup.stepping)?.way,
-            later: &later,
-            ..Load::new(OBJECT, setup.config, setup.clock)
-        };
-        DataPlane::load(&load, instance)
-    })?;
-    for (program, instructions) in plane.verified()? {
-        log::debug!("{program}: {instructions} instructions verified");
-    }
-    Ok(plane)
-}
-
 /// A run in progress. Fields are dropped in this order.
 struct Daemon<'a> {
     report: Report<Outside>,
     _server: Option<Server>,
+    _offloads: Option<Offloads>,
     /// Readable when interfaces or network namespaces have changed.
     changes: AsyncFd<OwnedFd>,
     namespaces: Namespaces<'a>,
@@ -329,6 +301,10 @@ impl<'a> Daemon<'a> {
         if let Some(metrics) = &metrics {
             metrics.watch(reaper.shared());
         }
+        let offloads = setup.offload(opened.programs, &plane, &pins)?;
+        if let Some((metrics, offloads)) = metrics.as_ref().zip(offloads.as_ref()) {
+            metrics.watch_programs(offloads.tally());
+        }
         // Started last, when all that it serves exists.
         let server = match opened.listener.zip(metrics.clone()) {
             Some((listener, metrics)) => {
@@ -338,6 +314,7 @@ impl<'a> Daemon<'a> {
             None => None,
         };
         let stations = Outside {
+            offload: offloads.as_ref().map(Offloads::ends),
             ring: Batches::new(events, &pins, plane.clock())?,
             history,
             reaper: Some(reaper),
@@ -368,6 +345,7 @@ impl<'a> Daemon<'a> {
             lost: (lost_of(&plane.counters()?), Instant::now()),
             report: Report::new(stations, printer, measure, *life, signals.clone()),
             _server: server,
+            _offloads: offloads,
             changes,
             namespaces,
             cpus,

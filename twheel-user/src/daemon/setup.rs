@@ -8,11 +8,13 @@ use twheel_common::{config::Config, rule::Rule, state::Way};
 
 use crate::{
     clock::Clock,
+    data_plane::DataPlane,
     history,
     hooks::Hooks,
     interfaces::{LinkLayer, link_layer},
     model::EventKind,
     netns::NamespaceSelection,
+    offload::{self, Offloads},
     patterns::{self, Selection},
     pins::Pins,
     stepping::Stepping,
@@ -59,6 +61,10 @@ pub struct Setup {
     pub keep: bool,
     /// The group that may list and delete flows, and change the policy.
     pub group: Option<String>,
+    /// Where programs are awaited that hand over timeouts; `None`: nowhere.
+    pub offload: Option<PathBuf>,
+    /// Most registrations of a user; `None`: half of what the table holds.
+    pub offload_limit: Option<u32>,
     /// The log level of the programs.
     pub log_level: log::LevelFilter,
     /// How the stepper program is run, if the user chose it.
@@ -104,5 +110,34 @@ impl Setup {
             .and_then(|directory| directory.permit(group).map(|()| directory))
             .inspect_err(|error| say!("twheel: keeping no history: {error:#}"))
             .ok()
+    }
+
+    /// Listens for programs that hand over timeouts, if that is asked for.
+    pub(super) fn listen_for_programs(
+        &self,
+        group: Option<Gid>,
+    ) -> Result<Option<offload::Listener>> {
+        let path = self.offload.as_deref();
+        path.map(|path| offload::Listener::bind(path, group))
+            .transpose()
+    }
+
+    /// Serves them.
+    pub(super) fn offload(
+        &self,
+        listener: Option<offload::Listener>,
+        plane: &DataPlane,
+        pins: &Pins,
+    ) -> Result<Option<Offloads>> {
+        let Some(listener) = listener else {
+            return Ok(None);
+        };
+        say!("timeouts of programs: {}", listener.path().display());
+        let plane = offload::Plane {
+            config: *plane.config(),
+            clock: plane.clock(),
+            limit: self.offload_limit,
+        };
+        Offloads::start(listener, pins, &plane).map(Some)
     }
 }

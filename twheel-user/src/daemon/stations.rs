@@ -17,7 +17,7 @@ use crate::{
     model::{Ended, Flow, Happened, KnownAs, Mark, Measure, RunEvent},
     names::Names,
     nat::Nat,
-    owner,
+    offload, owner,
     reap::{self, Reaper},
     ring::{Batch, Batches, Numbers},
 };
@@ -60,6 +60,8 @@ pub struct Outside {
     pub history: Option<history::Writer>,
     /// The reaper, until it is stopped.
     pub reaper: Option<Reaper>,
+    /// The timeouts of programs, if there are any.
+    pub offload: Option<offload::Ends>,
     /// The metrics, if they are served.
     pub metrics: Option<Arc<Metrics>>,
     /// Names of rules, interfaces and zones.
@@ -162,6 +164,9 @@ impl Stations for Outside {
     }
 
     fn reap(&self, records: &[Record]) -> Result<()> {
+        if let Some(offload) = &self.offload {
+            offload.pass(records);
+        }
         match &self.reaper {
             Some(reaper) => reaper.reap(records),
             None => Ok(()),

@@ -126,7 +126,7 @@ pub(super) fn adoptable(pins: &Pins, wanted: &Meta, object: &[u8]) -> Result<Opt
             let Geometry { levels, bits, .. } = meta.geometry;
             let scheme = meta.geometry.scheme_name();
             format!(
-                "--max-flows {} --tick {} --scheme {scheme} --slots {} --levels {levels}{}{}{}{}{}",
+                "--max-flows {} --tick {} --scheme {scheme} --slots {} --levels {levels}{}{}{}{}{}{}",
                 meta.max_flows,
                 written(tick),
                 1u64 << bits,
@@ -145,6 +145,10 @@ pub(super) fn adoptable(pins: &Pins, wanted: &Meta, object: &[u8]) -> Result<Opt
                 match meta.features.has(Features::ENFORCE) {
                     false => "",
                     true => " --i-know-this-drops-traffic",
+                },
+                match meta.features.has(Features::OFFLOAD) {
+                    false => "",
+                    true => " --offload PATH",
                 },
                 match meta.features.has(Features::VLANS) {
                     false => " --vlan ignore",

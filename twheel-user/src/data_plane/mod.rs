@@ -156,10 +156,8 @@ impl DataPlane {
             false => HELD,
             true => MAX_TOMBS,
         };
-        let sources = match load.config.enforce.is_on() {
-            false => 1,
-            true => MAX_SOURCES,
-        };
+        let is_enforced = load.config.enforce.is_on();
+        let sources = if is_enforced { MAX_SOURCES } else { 1 };
         let answers = match load.stepping {
             Stepping::TestRuns => 1,
             // In an LRU map each CPU takes up to 128 free entries for itself (`LOCAL_FREE_TARGET`
@@ -188,6 +186,7 @@ impl DataPlane {
                 },
             )
             .map_max_entries("RTOS", extra(load.config.rto.on))
+            .map_max_entries("OFFLOADS", extra(load.config.offload))
             .map_max_entries("TOMBSTONES", tombs)
             .map_max_entries("ANSWERS", sources)
             .map_max_entries("INBOXES", cpus()?)

@@ -4,6 +4,7 @@ use anyhow::{Result, ensure};
 use aya::util::nr_cpus;
 use twheel_common::{
     counter::{FIRST_INTERFACE, MAX_INTERFACES},
+    offload::SETTLING,
     pool::{CHAIN, SHELF},
 };
 
@@ -22,10 +23,11 @@ pub(super) fn places(room: u32) -> Result<u32> {
 const MAX_CPUS: usize = 1 << 12;
 
 /// How many details this many flows need, on whichever CPUs. It includes the free details on
-/// shelves, which no other CPU can use. A multiple of a whole chain.
+/// shelves, which no other CPU can use. A multiple of a whole chain. Their indices leave room for
+/// marks of the flow.
 pub(super) fn details(max_flows: u32) -> Result<u32> {
     let most = u64::from(max_flows) + u64::from(cpus()?) * u64::from(SHELF);
-    Ok(most.next_multiple_of(CHAIN.into()).min(1 << 30) as u32)
+    Ok(most.next_multiple_of(CHAIN.into()).min(SETTLING.into()) as u32)
 }
 
 /// The number of CPUs that this host may have.

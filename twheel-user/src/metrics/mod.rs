@@ -13,6 +13,7 @@
 //! | sources and services with the most flows | `talkers.rs` |
 //! | bytes of interfaces | `links.rs` |
 //! | what the programs cost | `programs.rs` |
+//! | timeouts that programs hand over | `offload.rs` |
 //! | the wheels as they are drawn | `rings.rs` |
 //! | the last hour | `history.rs` |
 //! | the latest ends, and the search among them | `ends.rs` |
@@ -24,6 +25,7 @@ mod exemplars;
 mod history;
 mod links;
 mod numbers;
+mod offload;
 mod pass;
 mod programs;
 mod rings;

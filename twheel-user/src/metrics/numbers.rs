@@ -26,7 +26,7 @@ use super::{
     ends::{Ends, Latest},
     exemplars::{Exemplars, to_open_metrics},
     history::History,
-    links, programs,
+    links, offload, programs,
     sample::Sample,
 };
 use crate::{
@@ -37,6 +37,7 @@ use crate::{
     identity::Identity,
     maps,
     model::{Ended, KnownAs, Mark},
+    offload::Tally,
     pins::Pins,
     policy::install::InForce,
     reap,
@@ -84,6 +85,7 @@ pub struct Metrics {
     counters: Map,
     timeouts: InForce,
     pub(super) reaper: OnceLock<Arc<reap::ReaperState>>,
+    offload: OnceLock<Tally>,
 }
 
 impl Metrics {
@@ -167,6 +169,7 @@ impl Metrics {
             counters: Map::PerCpuArray(pins.map("COUNTERS")?),
             timeouts: InForce::open(&maps::pinned(pins))?,
             reaper: OnceLock::new(),
+            offload: OnceLock::new(),
         })
     }
 
@@ -174,6 +177,12 @@ impl Metrics {
     pub fn watch(&self, reaper: Arc<reap::ReaperState>) {
         // A second call would pass the reaper of the same run.
         let _ = self.reaper.set(reaper);
+    }
+
+    /// Adds what is counted of timeouts that programs hand over. Only the first call has an effect.
+    pub fn watch_programs(&self, tally: Tally) {
+        // A second call would pass the tally of the same run.
+        let _ = self.offload.set(tally);
     }
 
     /// Whether all steppers run.
@@ -203,6 +212,9 @@ impl Metrics {
         self.of_interfaces(&interfaces, &registry)?;
         if let Some(reaper) = self.reaper.get() {
             reaped(reaper, &registry)?;
+        }
+        if let Some(tally) = self.offload.get() {
+            offload::register(tally, &registry)?;
         }
         // Without them the others are still worth serving.
         if let Ok(reading) = CostReading::new(&self.pins) {

@@ -34,7 +34,7 @@ const HOST: &str =
 /// names. All other tests wait for up to a minute for what they expect, or have virtual time; they
 /// keep to namespaces, pins and files of their own, and run beside one another. A test is named by
 /// its module and its function.
-const COMPANY: [(&str, &[&str], Company); 19] = [
+const COMPANY: [(&str, &[&str], Company); 25] = [
     // Whether a reaper acts within 50 ms of a packet that comes back; 100,000 flows within half a
     // second; a rate.
     (
@@ -105,6 +105,18 @@ const COMPANY: [(&str, &[&str], Company); 19] = [
     // These allow 100 ms and more for scheduling, and mostly sleep.
     ("tests/namespaces", &[], Company::Quiet),
     ("tests/adversary", &[], Company::Quiet),
+    // 50,000 connections, of which none may expire more than 50 ms later than a tick.
+    ("tests/offload_many", &[], Company::Timed),
+    // The same number, and none later than 200 ms beyond a tick, while twheel is killed 50 times.
+    ("tests/offload_killed", &[], Company::Timed),
+    // It mostly sleeps, and allows 50 ms beyond a tick.
+    ("tests/offload", &[], Company::Quiet),
+    // It allows 200 ms for an expiry, and fills tables of a million flows.
+    ("tests/offload_hostile", &[], Company::Quiet),
+    // It mostly sleeps, and allows a second and a half for scheduling.
+    ("tests/idle_command", &[], Company::Quiet),
+    // These run compilers, and allow a second for an expiry.
+    ("tests/offload_programs", &[], Company::Quiet),
     // It mostly sleeps, and compares states within a second.
     ("tests/interfaces", &[], Company::Quiet),
     // It allows 100 ms and the time that the machine is held up.
@@ -390,16 +402,17 @@ impl Sum {
     /// Prints the results. The count is the last line.
     fn close(&self, took: Duration) {
         let [passed, failed, skipped] = self.total;
+        for skip in &self.skips {
+            println!("skipped {skip}");
+        }
+        say!("The tests took {:.0} s.", took.as_secs_f64());
+        // Last, so that a log whose beginning or middle is cut has the reason.
         for bad in &self.bad {
             say!("{bad}");
         }
         if failed == 0 && !self.bad.is_empty() {
             say!("Some tests did not build, came to no end, or may not be skipped in CI.");
         }
-        for skip in &self.skips {
-            println!("skipped {skip}");
-        }
-        say!("The tests took {:.0} s.", took.as_secs_f64());
         println!("{passed} passed, {failed} failed, {skipped} skipped");
     }
 }

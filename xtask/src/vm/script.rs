@@ -8,11 +8,12 @@ const INIT: &str = include_str!("init.sh");
 const END: &str = "echo \"vm: ended $failed\"\npoweroff -f\n";
 /// All options that add to the instructions that the kernel verifies.
 pub const EVERYTHING: &str = "--proto tcp,udp,icmp --accounting --rto on --reap enforce=reset \
-                              --i-know-this-drops-traffic --policy /policy.toml";
+                              --i-know-this-drops-traffic --policy /policy.toml \
+                              --offload /tmp/offload";
 /// The policy for those options.
 pub const POLICY: &str = "[[rule]]\nname = 'vm'\ndport = 7777\ntimeouts = { established = '1m' }\n";
 /// Options that change the programs or their configuration; each is tried in a run of its own.
-const OPTIONS: [(&str, &str); 12] = [
+const OPTIONS: [(&str, &str); 13] = [
     ("proto", "--proto tcp,udp,icmp"),
     ("accounting", "--accounting"),
     ("rto", "--rto on"),
@@ -27,6 +28,7 @@ const OPTIONS: [(&str, &str); 12] = [
     ("source-share-off", "--source-share off"),
     ("pickup-strict", "--pickup strict"),
     ("live-frames", "--stepping live-frames"),
+    ("offload", "--offload /tmp/offload"),
     ("log-level", "--log-level debug"),
 ];
 

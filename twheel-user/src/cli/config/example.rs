@@ -19,7 +19,7 @@ const HEAD: &str = "\
 const WIDTH: usize = 98;
 
 /// Values for the options that have no default.
-const VALUES: [(&str, &str); 23] = [
+const VALUES: [(&str, &str); 25] = [
     ("iface", "[\"eth0\", \"eth1\"]"),
     ("exclude", "\"veth0\""),
     ("netns", "\"all\""),
@@ -33,6 +33,8 @@ const VALUES: [(&str, &str); 23] = [
     ("slots", "1024"),
     ("levels", "3"),
     ("metrics", "\"127.0.0.1:9435\""),
+    ("offload", "\"/run/twheel/offload\""),
+    ("offload-limit", "100000"),
     ("group", "\"twheel\""),
     ("stepping", "\"live-frames\""),
     ("protect", "[\"dport == 22\"]"),

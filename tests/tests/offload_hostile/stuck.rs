@@ -1,0 +1,248 @@
+//! Descriptors that keep waiting whoever looks at them, or closes the last copy.
+
+use std::{
+    io::Write,
+    net::TcpStream,
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+    ptr,
+};
+
+use anyhow::{Result, ensure};
+use nix::sys::socket::{UnixAddr, connect, setsockopt, sockopt::Linger};
+use twheel_client::protocol::{self, Kind, Op};
+use twheel_tests::pair::Connection;
+
+use crate::{
+    DATA, Lab, about, millis,
+    raw::{Raw, unconnected},
+    rights::{self, NOBODY, Other},
+    start,
+};
+
+/// A connection whose client reads nothing. Who closes the server's end waits for an hour, unless
+/// the client's is closed before.
+fn lingering(lab: &Lab) -> Result<Connection> {
+    let connection = lab.connect(0)?;
+    let mut server = &connection.server;
+    server.set_nonblocking(true)?;
+    let much = vec![0; 1 << 16];
+    while server.write(&much).is_ok() {}
+    let linger = libc::linger {
+        l_onoff: 1,
+        l_linger: 3_600,
+    };
+    setsockopt(&connection.server, Linger, &linger)?;
+    Ok(connection)
+}
+
+#[test]
+fn a_descriptor_that_is_slow_to_close_holds_up_nobody_else() -> Result<()> {
+    let lab = Lab::new("linger", &[])?;
+    rights::open_to_all(&lab)?;
+    let packet = protocol::write(Kind::Requests, 9, &[start(60_000, DATA, 5)]);
+    let header = packet[..16].to_vec();
+    for (what, packet) in [
+        ("a registered one", packet),
+        ("a refused one", header.clone()),
+    ] {
+        lab.withstands(what, || {
+            let raw = lab.raw()?;
+            let Connection { server, client, .. } = lingering(&lab)?;
+            lab.stopped(|| {
+                raw.send(&packet, &[server.as_fd()])?;
+                drop(server);
+                Ok(())
+            })?;
+            ensure!(raw.replies()?.1.len() == 1);
+            drop(raw);
+            lab.serves()?;
+            // What it has closed is now what has ended.
+            drop(client);
+            Ok(())
+        })?;
+    }
+    lab.withstands("one that was never received", || {
+        let raw = lab.raw()?;
+        let Connection { server, client, .. } = lingering(&lab)?;
+        lab.stopped(|| {
+            // To twheel, a packet of no bytes is the end.
+            raw.send(&[], &[])?;
+            raw.send(&header, &[server.as_fd()])?;
+            drop(server);
+            Ok(())
+        })?;
+        ensure!(raw.receive()?.is_none());
+        lab.serves()?;
+        drop(client);
+        Ok(())
+    })?;
+    lab.withstands("one of a program that finds no place", || {
+        // Programs of a user have half of the places.
+        let others = (0..512).map(|_| lab.raw()).collect::<Result<Vec<_>>>()?;
+        let Connection { server, client, .. } = lingering(&lab)?;
+        let late = lab.stopped(|| {
+            let socket = unconnected()?;
+            connect(socket.as_raw_fd(), &UnixAddr::new(&lab.path())?)?;
+            let late = Raw::unread(socket);
+            late.send(&header, &[server.as_fd()])?;
+            drop(server);
+            Ok(late)
+        })?;
+        // A packet that was not received is an error of the connection, which is told first.
+        let (_, replies) = late.replies().or_else(|_| late.replies())?;
+        ensure!(replies[0].error == libc::EUSERS as u32);
+        let other = Other::connect(&lab.path(), NOBODY)?;
+        ensure!(other.raw.error(about(Op::Stop, 7), &[])? == libc::ENOENT);
+        drop(client);
+        drop((other, others));
+        Ok(())
+    })?;
+    lab.end()
+}
+
+/// A user whose descriptors do not close is not asked for more, and twheel holds only some of them.
+#[test]
+fn a_user_whose_descriptors_do_not_close_waits() -> Result<()> {
+    let lab = Lab::new("slow", &[])?;
+    rights::open_to_all(&lab)?;
+    lab.withstands("many that are slow to close", || {
+        let before = lab.standing()?.files;
+        let other = Other::connect(&lab.path(), NOBODY)?;
+        let raw = &other.raw;
+        let Connection { server, client, .. } = lingering(&lab)?;
+        let null = std::fs::File::open("/dev/null")?;
+        let header = protocol::write(Kind::Requests, 9, &[start(60_000, DATA, 5)])[..16].to_vec();
+        lab.stopped(|| {
+            raw.send(&header, &[server.as_fd()])?;
+            drop(server);
+            Ok(())
+        })?;
+        ensure!(raw.replies()?.1.len() == 1);
+        let many = vec![null.as_raw_fd(); protocol::SOCKETS];
+        // Those that are not received wait in the kernel.
+        for _ in 0..50 {
+            if raw.try_send(&header, &many).is_err() {
+                break;
+            }
+        }
+        std::thread::sleep(millis(300));
+        let files = lab.standing()?.files;
+        ensure!(
+            files > before && files <= before + 3 * protocol::SOCKETS,
+            "{before} descriptors became {files}"
+        );
+        lab.serves()?;
+        // All is closed now, and it is asked again.
+        drop(client);
+        ensure!(raw.replies()?.1.len() == 1);
+        drop(other);
+        Ok(())
+    })?;
+    lab.end()
+}
+
+/// Memory that is there only when the test says so.
+struct Withheld {
+    handler: OwnedFd,
+    at: *mut libc::c_void,
+}
+
+/// `struct uffdio_api`, `uffdio_register` and `uffdio_zeropage` of `include/uapi/linux/userfaultfd.h`,
+/// and the numbers of their calls.
+const API: (libc::c_ulong, u64) = (0xc018_aa3f, 0xaa);
+const REGISTER: (libc::c_ulong, u64) = (0xc020_aa00, 1);
+const ZEROPAGE: libc::c_ulong = 0xc020_aa04;
+
+impl Withheld {
+    fn new() -> Result<Self> {
+        let flags = libc::O_CLOEXEC;
+        // SAFETY: a call without pointers; what it returns is this process's alone.
+        let handler = unsafe {
+            let descriptor = libc::syscall(libc::SYS_userfaultfd, flags);
+            nix::errno::Errno::result(descriptor)?;
+            OwnedFd::from_raw_fd(descriptor as i32)
+        };
+        let (access, flags) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: new memory, at a place that the kernel chooses.
+        let at = unsafe { libc::mmap(ptr::null_mut(), PAGE, access, flags, -1, 0) };
+        ensure!(at != libc::MAP_FAILED, "no memory");
+        let withheld = Self { handler, at };
+        withheld.ask(API.0, &mut [API.1, 0, 0])?;
+        let (from, length) = withheld.range();
+        withheld.ask(REGISTER.0, &mut [from, length, REGISTER.1, 0])?;
+        Ok(withheld)
+    }
+
+    fn range(&self) -> (u64, u64) {
+        (self.at as u64, PAGE as u64)
+    }
+
+    fn ask(&self, call: libc::c_ulong, words: &mut [u64]) -> Result<()> {
+        // SAFETY: the structure of each call has as many words.
+        let done = unsafe { libc::ioctl(self.handler.as_raw_fd(), call, words.as_mut_ptr()) };
+        nix::errno::Errno::result(done)?;
+        Ok(())
+    }
+
+    /// Sends it through a socket, which is locked until it is there.
+    fn send(&self, socket: &TcpStream) -> Result<()> {
+        let (socket, at) = (socket.as_raw_fd(), self.at);
+        // SAFETY: a page, which is mapped for as long as this.
+        let sent = unsafe { libc::send(socket, at, PAGE, libc::MSG_NOSIGNAL) };
+        ensure!(sent == PAGE as isize, "{sent} bytes were sent");
+        Ok(())
+    }
+
+    /// Lets it be there.
+    fn appear(&self) -> Result<()> {
+        let (from, length) = self.range();
+        self.ask(ZEROPAGE, &mut [from, length, 0, 0])
+    }
+}
+
+const PAGE: usize = 4_096;
+
+// SAFETY: the memory is read and written by the kernel alone.
+unsafe impl Sync for Withheld {}
+
+impl Drop for Withheld {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and used by nobody any longer.
+        unsafe { libc::munmap(self.at, PAGE) };
+    }
+}
+
+/// Whoever looks at a socket waits while data is sent from memory that comes late.
+#[test]
+fn a_socket_that_is_locked_holds_up_nobody_else() -> Result<()> {
+    let lab = Lab::new("locked", &[])?;
+    rights::open_to_all(&lab)?;
+    lab.withstands("a locked socket", || {
+        let other = Other::connect(&lab.path(), NOBODY)?;
+        let (raw, withheld) = (&other.raw, Withheld::new()?);
+        let Connection { server, client, .. } = lab.connect(0)?;
+        let packet = protocol::write(Kind::Requests, 9, &[start(60_000, DATA, 5)]);
+        std::thread::scope(|scope| -> Result<()> {
+            let sender = scope.spawn(|| withheld.send(&server));
+            let looked = (|| {
+                // The sender has the lock by then.
+                std::thread::sleep(millis(200));
+                ensure!(!sender.is_finished(), "the memory was there");
+                raw.send(&packet, &[server.as_fd()])?;
+                raw.send(&packet[..16], &[])?;
+                ensure!(!raw.is_ready(millis(300))?, "it was not locked");
+                lab.serves()
+            })();
+            withheld.appear()?;
+            sender.join().expect("the sender panicked")?;
+            looked
+        })?;
+        // In the order in which it was asked.
+        let (number, replies) = raw.replies()?;
+        ensure!(number == 9 && replies[0].error == 0, "{replies:?}");
+        ensure!(raw.replies()?.1[0].error != 0);
+        drop((client, other));
+        Ok(())
+    })?;
+    lab.end()
+}

@@ -1,0 +1,40 @@
+//! Sockets of which a timer has ended while twheel was being asked to keep it. Until twheel has
+//! answered, it may keep that one, and would refuse another timer of the socket.
+
+use std::collections::HashMap;
+
+use crate::slot::Tag;
+
+/// By the socket's cookie: how many such timers there are, and the latest later one, which waits.
+#[derive(Default)]
+pub struct Leaving(HashMap<u64, (u32, Option<Tag>)>);
+
+impl Leaving {
+    /// A timer of this socket has ended, about which twheel has not answered.
+    pub fn begin(&mut self, cookie: u64) {
+        self.0.entry(cookie).or_default().0 += 1;
+    }
+
+    /// Has a timer wait for the earlier ones of its socket. Whether there are any.
+    pub fn waits(&mut self, cookie: u64, tag: Tag) -> bool {
+        let earlier = self.0.get_mut(&cookie);
+        earlier.map(|(_, later)| *later = Some(tag)).is_some()
+    }
+
+    /// twheel has answered about one. Returns the timer that has waited, if that was the last.
+    pub fn end(&mut self, cookie: u64) -> Option<Tag> {
+        let (left, later) = self.0.get_mut(&cookie)?;
+        *left -= 1;
+        if *left > 0 {
+            return None;
+        }
+        let later = *later;
+        self.0.remove(&cookie);
+        later
+    }
+
+    /// twheel has ended: nobody answers any more.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}

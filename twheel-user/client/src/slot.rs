@@ -1,0 +1,164 @@
+//! What is known of a timer, and what is asked of twheel about it.
+
+use std::{
+    task::Waker,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    offload::{Ended, Options},
+    protocol::{Op, Request},
+    socket::Socket,
+};
+
+/// A timer as requests and events name it: its place, and from bit 32 on how often the place was
+/// used before.
+pub type Tag = u64;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// What.
+    pub op: Op,
+    /// Of which timer.
+    pub tag: Tag,
+    /// How often it had been restarted then.
+    pub restarts: u32,
+    /// The socket's.
+    pub cookie: u64,
+}
+
+/// A request that waits to be sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Waiting {
+    /// The request.
+    pub request: Request,
+    /// What it asks for.
+    pub asked: Asked,
+    /// The socket of a start.
+    pub socket: Option<Socket>,
+}
+
+/// Where a timer is kept.
+#[derive(Debug)]
+pub enum Phase {
+    /// Nowhere: the place is free.
+    Free,
+    /// twheel was asked to keep it, or will be once it runs.
+    Starting,
+    /// By twheel.
+    Offloaded {
+        /// Its registration.
+        id: u64,
+        /// Proves that it is this program's.
+        token: u64,
+    },
+    /// By this process.
+    Here,
+    /// It has ended, or was refused with an error number.
+    Over(Result<Ended, i32>),
+}
+
+/// A timer, or a place for one.
+pub struct Slot {
+    /// How often the place was used before.
+    pub turn: u32,
+    /// The connection's.
+    pub socket: Option<Socket>,
+    /// What it is to do.
+    pub options: Options,
+    /// When it was started, or restarted.
+    pub since: Instant,
+    /// How often it was restarted.
+    pub restarts: u32,
+    /// The latest restart that twheel has confirmed.
+    pub confirmed: u32,
+    /// twheel was asked to keep it, and has not answered.
+    pub asked: bool,
+    /// The latest life that it was told of then, if it was not to begin at that moment.
+    pub claimed: Option<Instant>,
+    /// Where it is kept.
+    pub phase: Phase,
+    /// Waits for its next phase.
+    pub waker: Option<Waker>,
+    /// What its end is queued with; `None`: it is waited for.
+    pub queued: Option<u64>,
+}
+
+impl Slot {
+    /// A free place.
+    pub fn free(options: Options, now: Instant) -> Self {
+        Self {
+            turn: 0,
+            socket: None,
+            options,
+            since: now,
+            restarts: 0,
+            confirmed: 0,
+            asked: false,
+            claimed: None,
+            phase: Phase::Free,
+            waker: None,
+            queued: None,
+        }
+    }
+
+    /// A request that is sent now says since when the timeout counts, if it has waited.
+    pub fn go_on(&mut self, waiting: &mut Waiting, now: Instant) {
+        /// A start that is sent later than this after it was asked for has waited.
+        const WAITED: Duration = Duration::from_millis(5);
+        let since = now.saturating_duration_since(self.since);
+        let idle = match waiting.asked.op {
+            // What comes before twheel has the timer, only the kernel notes.
+            Op::Start if since > WAITED => {
+                let idle = self
+                    .socket
+                    .and_then(|socket| socket.idle(self.options.life));
+                let idle = idle.unwrap_or_default().min(since);
+                self.claimed = now.checked_sub(idle);
+                idle
+            }
+            Op::Restart if waiting.asked.restarts == self.restarts => since,
+            _ => return,
+        };
+        waiting.request.idle = u32::try_from(idle.as_millis()).unwrap_or(u32::MAX);
+    }
+
+    /// twheel has confirmed a restart, the latest or an earlier one.
+    pub fn confirm(&mut self, restart: u32) {
+        // Answers come in order.
+        self.confirmed = restart;
+    }
+
+    /// Whether the connection has lived since twheel was asked to keep its timer. What came before
+    /// twheel kept it, twheel has not noted.
+    pub fn has_lived(&mut self, now: Instant) -> bool {
+        /// More than two readings of the kernel's times differ by, and less than [`Socket::idle`]
+        /// takes off.
+        const JIFFY: Duration = Duration::from_millis(5);
+        let (Some(claimed), Some(socket)) = (self.claimed.take(), self.socket) else {
+            return false;
+        };
+        let idle = socket.idle(self.options.life).unwrap_or_default();
+        now.checked_sub(idle)
+            .is_some_and(|latest| latest > claimed + JIFFY)
+    }
+
+    /// Wakes whoever waits for its next phase.
+    pub fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+/// The end of a timer that was queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// The timer.
+    pub timer: Tag,
+    /// What it was started with.
+    pub tag: u64,
+    /// How it ended, or the error number with which it was refused.
+    pub ended: Result<Ended, i32>,
+}

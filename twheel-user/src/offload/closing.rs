@@ -1,0 +1,236 @@
+//! Looks at what programs have passed, and closes it. Either may take for as long as a program
+//! likes: a socket is locked while data is sent from memory that comes late, and whoever closes the
+//! last copy of a descriptor waits for data to be sent (`SO_LINGER`), or for a file system. So two
+//! threads do that for each user, one of them each, and the others' programs go on.
+
+use std::{
+    collections::HashMap,
+    os::fd::{AsFd as _, AsRawFd as _, IntoRawFd as _, OwnedFd},
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use twheel_client::protocol::{Request, SOCKETS};
+
+use super::{
+    ends::Shared,
+    program::WAITING,
+    rights::{self, Passed},
+};
+
+/// For how long a thread waits that has nothing to do.
+const IDLE: Duration = Duration::from_millis(200);
+
+/// What came from a program in a packet.
+pub(super) struct Packet {
+    /// The program's place, …
+    pub(super) place: usize,
+    /// … and number: another may have its place.
+    pub(super) program: u64,
+    /// The packet's number.
+    pub(super) number: u64,
+    /// The requests; or an error number for all of it.
+    pub(super) requests: Result<Vec<Request>, i32>,
+}
+
+/// A packet, and what the sockets that came with it are.
+pub(super) struct Inspected {
+    pub(super) packet: Packet,
+    pub(super) sockets: Vec<Result<Passed, i32>>,
+    pub(super) rest: Rest,
+}
+
+/// What is yet to be closed.
+pub(super) struct Rest {
+    descriptors: Vec<OwnedFd>,
+    uid: u32,
+    /// How much of a user's this is; see [`ENOUGH`].
+    size: usize,
+}
+
+/// If a user's descriptors, and the requests that came with them, are as many, its programs are asked
+/// for no more.
+const ENOUGH: usize = WAITING * 2 * SOCKETS;
+
+/// The threads.
+pub(super) struct Closers {
+    users: HashMap<u32, User>,
+    shared: Arc<Shared>,
+    /// The cookie of the network namespace that sockets are to be of.
+    namespace: u64,
+}
+
+#[derive(Default)]
+struct User {
+    open: Arc<Open>,
+    /// Closes.
+    closes: Option<Worker>,
+    /// Looks at what came with a packet.
+    looks: Option<Worker>,
+}
+
+/// What of a user's is not closed yet.
+#[derive(Default)]
+struct Open {
+    size: AtomicUsize,
+    /// The serving thread is to be woken when that is less.
+    is_awaited: AtomicBool,
+}
+
+/// A thread, as long as it has something to do.
+struct Worker {
+    queue: Sender<Job>,
+    /// How many it has not done; [`GONE`]: it has ended.
+    jobs: Arc<AtomicUsize>,
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+const GONE: usize = 1 << (usize::BITS - 1);
+
+impl Closers {
+    /// Without any thread.
+    pub(super) fn new(shared: Arc<Shared>, namespace: u64) -> Self {
+        Self {
+            users: HashMap::new(),
+            shared,
+            namespace,
+        }
+    }
+
+    /// Has descriptors of a user closed.
+    pub(super) fn close(&mut self, uid: u32, descriptors: Vec<OwnedFd>) {
+        if !descriptors.is_empty() {
+            let rest = self.count(uid, descriptors, 0);
+            self.close_rest(rest);
+        }
+    }
+
+    /// Has the sockets looked at that came with a packet of a user's program. The serving thread is
+    /// woken when that is [done](Shared::inspected).
+    pub(super) fn inspect(&mut self, uid: u32, packet: Packet, descriptors: Vec<OwnedFd>) {
+        let requests = packet.requests.as_ref().map_or(0, Vec::len);
+        let rest = self.count(uid, descriptors, requests);
+        let (shared, namespace) = (self.shared.clone(), self.namespace);
+        let look = move || {
+            let all = rest.descriptors.iter();
+            let sockets = all.map(|it| rights::passed(it.as_fd(), namespace));
+            let done = Inspected {
+                sockets: sockets.collect(),
+                packet,
+                rest,
+            };
+            let inspected = shared.inspected.lock();
+            let mut inspected = inspected.unwrap_or_else(PoisonError::into_inner);
+            inspected.push(done);
+            drop(inspected);
+            // If the counter is full, the thread is awake anyway.
+            let _ = shared.wake.write(1);
+        };
+        let user = self.users.entry(uid).or_default();
+        give(&mut user.looks, "twheel-look", Box::new(look));
+    }
+
+    /// Has those closed that came with a packet.
+    pub(super) fn close_rest(&mut self, rest: Rest) {
+        let user = self.users.entry(rest.uid).or_default();
+        let (open, shared) = (user.open.clone(), self.shared.clone());
+        let close = move || {
+            close(rest.descriptors);
+            open.size.fetch_sub(rest.size, Ordering::SeqCst);
+            if open.is_awaited.swap(false, Ordering::SeqCst) {
+                let _ = shared.wake.write(1);
+            }
+        };
+        give(&mut user.closes, "twheel-close", Box::new(close));
+    }
+
+    /// Counts descriptors of a user. One counts as much as one that came with its request.
+    fn count(&mut self, uid: u32, descriptors: Vec<OwnedFd>, requests: usize) -> Rest {
+        let size = descriptors.len() + requests.max(descriptors.len());
+        let user = self.users.entry(uid).or_default();
+        user.open.size.fetch_add(size, Ordering::SeqCst);
+        Rest {
+            descriptors,
+            uid,
+            size,
+        }
+    }
+
+    /// Whether a user's programs are to be asked for no more. If so, the serving thread is woken when
+    /// that may have changed.
+    pub(super) fn is_behind(&self, uid: u32) -> bool {
+        let Some(User { open, .. }) = self.users.get(&uid) else {
+            return false;
+        };
+        let is_behind = || open.size.load(Ordering::SeqCst) >= ENOUGH;
+        if !is_behind() {
+            return false;
+        }
+        open.is_awaited.store(true, Ordering::SeqCst);
+        // Perhaps they were closed before that.
+        is_behind()
+    }
+}
+
+/// Gives a thread something to do, or starts another.
+fn give(worker: &mut Option<Worker>, name: &str, job: Job) {
+    if let Some(Worker { queue, jobs }) = worker
+        && jobs.fetch_add(1, Ordering::SeqCst) < GONE
+    {
+        // Cannot fail: it does not end while it has something to do.
+        let _ = queue.send(job);
+        return;
+    }
+    let (queue, queued) = channel();
+    let jobs = Arc::new(AtomicUsize::new(1));
+    let its = jobs.clone();
+    let thread = thread::Builder::new().name(name.to_owned());
+    match thread.spawn(move || work(&queued, &its)) {
+        Ok(_) => {
+            let _ = queue.send(job);
+            *worker = Some(Worker { queue, jobs });
+        }
+        Err(error) => {
+            log::warn!("cannot start a thread: {error}");
+            job();
+        }
+    }
+}
+
+fn work(queued: &Receiver<Job>, jobs: &AtomicUsize) {
+    loop {
+        match queued.recv_timeout(IDLE) {
+            Ok(job) => {
+                job();
+                jobs.fetch_sub(1, Ordering::SeqCst);
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Timeout) => {
+                let gone = jobs.compare_exchange(0, GONE, Ordering::SeqCst, Ordering::SeqCst);
+                if gone.is_ok() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Closes descriptors, with one system call if they follow one another.
+fn close(descriptors: Vec<OwnedFd>) {
+    let follow = |two: &[OwnedFd]| two[0].as_raw_fd() + 1 == two[1].as_raw_fd();
+    if descriptors.len() < 2 || !descriptors.windows(2).all(follow) {
+        return;
+    }
+    let (first, count) = (descriptors[0].as_raw_fd() as u32, descriptors.len() as u32);
+    for descriptor in descriptors {
+        let _ = descriptor.into_raw_fd();
+    }
+    // SAFETY: all of the range were owned here, and are no longer.
+    unsafe { libc::close_range(first, first + count - 1, 0) };
+}

@@ -1,0 +1,56 @@
+//! How the thread learns of flows that ended.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
+
+use nix::sys::eventfd::EventFd;
+use twheel_common::{event::Record, key::FlowKey};
+
+use super::{closing::Inspected, tally::Counts};
+
+/// A flow's end, as it is passed to the thread.
+pub(super) struct Ended {
+    pub(super) key: FlowKey,
+    pub(super) generation: u16,
+    pub(super) idle: u32,
+}
+
+/// What the thread shares with those who tell it of flows that ended.
+pub(super) struct Shared {
+    pub(super) stops: AtomicBool,
+    /// Number of registrations.
+    pub(super) held: AtomicUsize,
+    pub(super) counts: Counts,
+    pub(super) ended: Mutex<Vec<Ended>>,
+    /// Packets whose sockets were looked at.
+    pub(super) inspected: Mutex<Vec<Inspected>>,
+    pub(super) wake: EventFd,
+}
+
+/// Tells the thread of flows that ended.
+#[derive(Clone)]
+pub struct Ends(pub(super) Arc<Shared>);
+
+impl Ends {
+    /// Passes on the ends of flows among these.
+    pub fn pass(&self, records: &[Record]) {
+        if self.0.held.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let ends = records.iter().filter_map(|record| match record {
+            Record::Ended(event) => Some(Ended {
+                key: event.key,
+                generation: event.birth.generation(),
+                idle: event.idle,
+            }),
+            Record::Begun(_) | Record::Updated(_) | Record::Rto(_) => None,
+        });
+        let mut ended = self.0.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.extend(ends);
+        drop(ended);
+        // If the counter is full, the thread is awake anyway.
+        let _ = self.0.wake.write(1);
+    }
+}

@@ -1,0 +1,323 @@
+//! What programs ask for.
+
+use std::{
+    hash::Hasher as _,
+    net::{IpAddr, SocketAddr},
+    slice,
+    time::Duration,
+};
+
+use siphasher::sip::SipHasher24;
+use twheel_client::protocol::{Action, ENDPOINTS, Op, Reply, Request, life};
+use twheel_common::{
+    config::Meta,
+    key::{Direction, FlowKey},
+    offload::Life,
+    packet::PROTO_TCP,
+    point::Point,
+    seen::Seen,
+    state::State,
+    step::Enter,
+};
+use zerocopy::IntoBytes as _;
+
+use super::{
+    closing::{Inspected, Packet},
+    registry::{Id, Refusal, Start},
+    rights::Passed,
+    server::Thread,
+};
+
+/// Most packets that are answered before others have their turn.
+pub(super) const PACKETS: usize = 16;
+/// Requests, at most, that are answered with one reading of the clock.
+const CLOCKED: usize = 64;
+
+impl Thread {
+    /// Answers packets whose sockets were looked at.
+    pub(super) fn answer_some(&mut self) {
+        for _ in 0..PACKETS {
+            let Some(inspected) = self.inspected.pop_front() else {
+                return;
+            };
+            let Inspected {
+                packet,
+                sockets,
+                rest,
+            } = inspected;
+            self.closers.close_rest(rest);
+            let place = packet.place;
+            let Some(Some(program)) = self.programs.get_mut(place) else {
+                continue;
+            };
+            if program.number == packet.program {
+                program.waiting -= 1;
+                self.answer_all(&packet, &sockets);
+                self.watch(place);
+            }
+        }
+    }
+
+    /// Answers a packet. `sockets`: those that came with it.
+    pub(super) fn answer_all(&mut self, packet: &Packet, sockets: &[Result<Passed, i32>]) {
+        let place = packet.place;
+        let replies = match &packet.requests {
+            Err(error) => vec![refusal(*error)],
+            Ok(requests) => {
+                let mut sockets = sockets.iter();
+                let mut replies = Vec::with_capacity(requests.len());
+                for some in requests.chunks(CLOCKED) {
+                    self.read_clock();
+                    replies.extend(some.iter().map(|request| {
+                        let done = self.answer(place, request, &mut sockets);
+                        done.unwrap_or_else(refusal)
+                    }));
+                }
+                replies
+            }
+        };
+        self.shared.counts.reply(&replies);
+        if let Some(Some(program)) = self.programs.get_mut(place) {
+            program.reply(packet.number, &replies);
+        }
+        self.flush_one(place);
+    }
+
+    /// Does what is asked for. An error is an error number of Linux.
+    fn answer(
+        &mut self,
+        place: usize,
+        request: &Request,
+        sockets: &mut slice::Iter<'_, Result<Passed, i32>>,
+    ) -> Result<Reply, i32> {
+        let owner = place as u16;
+        let done = |id: Id| Reply {
+            id: id.0,
+            ..refusal(0)
+        };
+        let id = Id(request.id);
+        match Op::from_raw(request.op).ok_or(libc::EOPNOTSUPP)? {
+            Op::Start => self.start(owner, request, sockets),
+            Op::Reclaim => self.reclaim(owner, request),
+            Op::Restart => {
+                let timeout = match request.timeout {
+                    0 => None,
+                    timeout => Some(self.units(timeout)?),
+                };
+                let has = self
+                    .registry
+                    .restart(id, owner, timeout, self.idle(request));
+                has.then(|| done(id)).ok_or(libc::ENOENT)
+            }
+            Op::Stop => {
+                if !self.registry.stop(id, owner) {
+                    return Err(libc::ENOENT);
+                }
+                self.give_back(place, 1);
+                Ok(done(id))
+            }
+        }
+    }
+
+    fn start(
+        &mut self,
+        owner: u16,
+        request: &Request,
+        sockets: &mut slice::Iter<'_, Result<Passed, i32>>,
+    ) -> Result<Reply, i32> {
+        // Taken first: the next start has the next one, whatever becomes of this.
+        let (local, remote, cookie) = if request.flags == ENDPOINTS {
+            let (local, remote) = request.endpoints();
+            if !self.peer(owner).ok_or(libc::ENOTCONN)?.is_admin {
+                return Err(libc::EPERM);
+            }
+            (local, remote, 0)
+        } else {
+            let passed = sockets.next().copied().ok_or(libc::EBADF)??;
+            (passed.local, passed.remote, passed.cookie)
+        };
+        let (key, direction) = key(local, remote);
+        let mut start = self.checked(owner, request, (key, direction), cookie)?;
+        let mut started = self.registry.start(&start);
+        if started == Err(Refusal::Unknown) {
+            self.enter(&key, direction, local.port() > remote.port())?;
+            start.entered = true;
+            started = self.registry.start(&start);
+            if started == Err(Refusal::Unknown) {
+                // The table has no room for the flow.
+                return Err(libc::ENOSPC);
+            }
+        }
+        let id = started.map_err(number)?;
+        self.take(owner);
+        Ok(self.registered(id, cookie, owner))
+    }
+
+    fn reclaim(&mut self, owner: u16, request: &Request) -> Result<Reply, i32> {
+        let (id, cookie) = (Id(request.id), request.cookie);
+        if request.token != self.registered(id, cookie, owner).token {
+            return Err(libc::EPERM);
+        }
+        let flow = self
+            .registry
+            .table()
+            .flow(id.record())
+            .ok_or(libc::ENOENT)?;
+        let mut start = self.checked(owner, request, (flow.key, id.local()), cookie)?;
+        start.entered = flow.word.seen().is_unplaced();
+        let id = self.registry.reclaim(id, &start).map_err(number)?;
+        self.take(owner);
+        Ok(self.registered(id, cookie, owner))
+    }
+
+    /// Checks all fields of a start but the connection.
+    fn checked(
+        &self,
+        owner: u16,
+        request: &Request,
+        (key, local): (FlowKey, Direction),
+        cookie: u64,
+    ) -> Result<Start, i32> {
+        if request.flags & !ENDPOINTS != 0 || request.life == 0 || request.life & !life::ALL != 0 {
+            return Err(libc::EINVAL);
+        }
+        let peer = self.peer(owner).ok_or(libc::ENOTCONN)?;
+        if self
+            .users
+            .get(&peer.uid)
+            .is_some_and(|held| *held >= self.limit)
+        {
+            return Err(libc::EDQUOT);
+        }
+        Ok(Start {
+            key,
+            cookie,
+            tag: request.tag,
+            timeout: self.units(request.timeout)?,
+            local,
+            life: life_of(request.life, local),
+            action: Action::from_raw(request.action).ok_or(libc::EINVAL)?,
+            owner,
+            entered: false,
+            idle: self.idle(request),
+        })
+    }
+
+    /// For how long a connection has been idle when a timer begins, units.
+    fn idle(&self, request: &Request) -> u32 {
+        let idle = Duration::from_millis(request.idle.into());
+        // One less: it is not to be more than it was.
+        let units = self.clock.units_ceil(idle).saturating_sub(1);
+        u32::try_from(units).unwrap_or(u32::MAX)
+    }
+
+    /// A timeout in units, given in milliseconds.
+    fn units(&self, timeout: u32) -> Result<u32, i32> {
+        let timeout = Duration::from_millis(timeout.into());
+        if timeout.is_zero() || timeout > LONGEST {
+            return Err(libc::EINVAL);
+        }
+        u32::try_from(self.clock.timeout(timeout)).map_err(|_| libc::EINVAL)
+    }
+
+    /// Enters a flow that no packet has begun. The end with the higher port is taken for its
+    /// initiator.
+    fn enter(&self, key: &FlowKey, local: Direction, is_ours: bool) -> Result<(), i32> {
+        let initiator = if is_ours { local } else { local.reverse() };
+        let entered = self.enter.enter(Enter {
+            addresses: key.addresses(),
+            ports: key.ports(),
+            seen: Seen::of_socket(State::Established, initiator, &[]).0,
+            rule: 0,
+            idle: 0,
+            origin: Enter::packed_origin(Point::NONE, is_ours),
+        });
+        entered.map_err(|error| {
+            log::debug!("cannot enter a flow: {error:#}");
+            libc::EIO
+        })
+    }
+
+    fn registered(&self, id: Id, cookie: u64, owner: u16) -> Reply {
+        let uid = self.peer(owner).map_or(u32::MAX, |peer| peer.uid);
+        Reply {
+            id: id.0,
+            cookie,
+            token: self.mac(&[id.0, cookie, uid.into()]),
+            ..refusal(0)
+        }
+    }
+
+    /// A number that only this instance can compute.
+    fn mac(&self, of: &[u64]) -> u64 {
+        let [one, two] = self.secret;
+        let mut hasher = SipHasher24::new_with_keys(one, two);
+        of.iter().for_each(|word| hasher.write_u64(*word));
+        hasher.finish()
+    }
+}
+
+/// Keys that only this instance knows, and later runs that adopt its table.
+pub(super) fn secret(meta: &Meta) -> [u64; 2] {
+    [1, 2].map(|number| {
+        let mut hasher = SipHasher24::new_with_keys(number, number);
+        hasher.write(meta.hash.as_bytes());
+        hasher.finish()
+    })
+}
+
+/// The longest timeout: fewer units of any clock than the wheel has ticks.
+pub(super) const LONGEST: Duration = Duration::from_secs(10 * 86_400);
+
+/// The answer to what is refused with an error number; 0: that of which nothing is to be told.
+pub(super) fn refusal(error: i32) -> Reply {
+    Reply {
+        error: error as u32,
+        reserved: 0,
+        id: 0,
+        cookie: 0,
+        token: 0,
+    }
+}
+
+/// The error number of a refusal.
+fn number(refusal: Refusal) -> i32 {
+    match refusal {
+        Refusal::Unknown => libc::ENOENT,
+        Refusal::Ending => libc::ENOTCONN,
+        Refusal::Taken => libc::EEXIST,
+        Refusal::Full => libc::ENOSPC,
+    }
+}
+
+/// The key of a connection, and the direction of what its first end sends.
+fn key(local: SocketAddr, remote: SocketAddr) -> (FlowKey, Direction) {
+    let of = |end: SocketAddr| {
+        let address = match end.ip() {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        };
+        let bytes = address.octets();
+        let half = |at: usize| u64::from_ne_bytes(*bytes[at..].first_chunk().expect("16 bytes"));
+        ([half(0), half(8)], end.port().to_be())
+    };
+    let ((source, source_port), (destination, destination_port)) = (of(local), of(remote));
+    FlowKey::new(
+        source,
+        source_port,
+        destination,
+        destination_port,
+        PROTO_TCP,
+    )
+}
+
+/// What counts as life of a connection, by the side of the program's own socket.
+fn life_of(bits: u8, local: Direction) -> Life {
+    let parts = [
+        (life::DATA_OUT, Life::data(local)),
+        (life::DATA_IN, Life::data(local.reverse())),
+        (life::ANY, Life::ANY),
+    ];
+    let of = parts.into_iter().filter(|(bit, _)| bits & bit != 0);
+    Life(of.fold(0, |life, (_, part)| life | part.0))
+}

@@ -1,0 +1,207 @@
+//! Who may register what: rights of a program, and what a passed socket is.
+
+use std::{
+    fs, io,
+    net::SocketAddr,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+};
+
+use nix::sys::socket::{
+    AddressFamily, SockType, SockaddrStorage, UnixCredentials, getpeername, getsockname,
+    getsockopt, sockopt::PeerCredentials,
+};
+
+/// What the kernel says of the program at the other end of a connection, as of when it connected.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer {
+    /// Its user.
+    pub uid: u32,
+    /// It has CAP_NET_ADMIN here, so it may name connections. It must still be the same user's:
+    /// while it waited, its process may have run a set-user-ID program, or have ended.
+    pub is_admin: bool,
+}
+
+/// `CAP_NET_ADMIN` of `include/uapi/linux/capability.h`.
+const CAP_NET_ADMIN: u64 = 1 << 12;
+
+impl Peer {
+    /// Of a connection.
+    ///
+    /// # Errors
+    ///
+    /// The kernel does not tell.
+    pub fn of(connection: BorrowedFd<'_>) -> io::Result<Self> {
+        let credentials = getsockopt(&connection, PeerCredentials)?;
+        Ok(Self {
+            uid: credentials.uid(),
+            is_admin: is_admin(&credentials).unwrap_or(false),
+        })
+    }
+}
+
+/// Whether a process has CAP_NET_ADMIN, in this process's user namespace: there users have the same
+/// numbers.
+fn is_admin(credentials: &UnixCredentials) -> Option<bool> {
+    let pid = credentials.pid();
+    let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
+    let status = read("status")?;
+    let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
+    let effective = u64::from_str_radix(field("CapEff:")?.trim(), 16).ok()?;
+    // Real, effective, saved and file system's. An effective one that changes is a sign of rights
+    // that the process did not have when it connected.
+    let users = field("Uid:")?.split_ascii_whitespace();
+    if users.clone().count() != 4
+        || !users
+            .clone()
+            .all(|uid| uid.parse() == Ok(credentials.uid()))
+    {
+        return Some(false);
+    }
+    let own = fs::read_to_string("/proc/self/uid_map").ok()?;
+    Some(effective & CAP_NET_ADMIN != 0 && read("uid_map")? == own)
+}
+
+/// A passed socket.
+#[derive(Clone, Copy, Debug)]
+pub struct Passed {
+    /// Its own endpoint.
+    pub local: SocketAddr,
+    /// The other one.
+    pub remote: SocketAddr,
+    /// `SO_COOKIE`.
+    pub cookie: u64,
+}
+
+/// `TCP_ESTABLISHED` of `include/net/tcp_states.h`.
+const ESTABLISHED: u8 = 1;
+
+/// Reads what a passed socket is. `namespace`: the cookie of the network namespace that is watched.
+///
+/// # Errors
+///
+/// An error number of Linux: ENOTSOCK, EPROTOTYPE if it is no TCP socket, ENOTCONN if it is not
+/// connected, EXDEV if it is of another network namespace.
+pub fn passed(socket: BorrowedFd<'_>, namespace: u64) -> Result<Passed, i32> {
+    let protocol = option::<i32>(socket, libc::SOL_SOCKET, libc::SO_PROTOCOL);
+    match protocol {
+        Ok(libc::IPPROTO_TCP) => {}
+        Ok(_) => return Err(libc::EPROTOTYPE),
+        // Of a descriptor that is a mere path (`O_PATH`).
+        Err(libc::EBADF) => return Err(libc::ENOTSOCK),
+        Err(error) => return Err(error),
+    }
+    let namespace_of = option::<u64>(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE)?;
+    if namespace_of != namespace {
+        return Err(libc::EXDEV);
+    }
+    // The state is the first byte of `struct tcp_info`. A raw socket of TCP's number has none.
+    match option::<u8>(socket, libc::IPPROTO_TCP, libc::TCP_INFO) {
+        Ok(ESTABLISHED) => {}
+        Ok(_) => return Err(libc::ENOTCONN),
+        Err(_) => return Err(libc::EPROTOTYPE),
+    }
+    let address = |found: nix::Result<SockaddrStorage>| {
+        let found = found.map_err(|error| error as i32)?;
+        let v4 = found
+            .as_sockaddr_in()
+            .map(|it| SocketAddr::V4((*it).into()));
+        let v6 = found
+            .as_sockaddr_in6()
+            .map(|it| SocketAddr::V6((*it).into()));
+        let found = v4.or(v6).ok_or(libc::EPROTOTYPE)?;
+        Ok::<_, i32>(SocketAddr::new(found.ip().to_canonical(), found.port()))
+    };
+    let descriptor = socket.as_raw_fd();
+    Ok(Passed {
+        local: address(getsockname(descriptor))?,
+        remote: address(getpeername(descriptor))?,
+        cookie: option(socket, libc::SOL_SOCKET, libc::SO_COOKIE)?,
+    })
+}
+
+/// `SO_NETNS_COOKIE` of `include/uapi/asm-generic/socket.h`, since Linux 5.14.
+const SO_NETNS_COOKIE: i32 = 71;
+
+/// The cookie of this thread's network namespace.
+///
+/// # Errors
+///
+/// No socket can be made.
+pub fn namespace() -> io::Result<u64> {
+    use nix::sys::socket::{SockFlag, socket};
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket(AddressFamily::Inet, SockType::Stream, flags, None)?;
+    option(socket.as_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE).map_err(io::Error::from_raw_os_error)
+}
+
+/// Reads an option of a socket that is a number, or the beginning of something longer.
+fn option<T: Default + zerocopy::FromBytes>(
+    socket: BorrowedFd<'_>,
+    level: i32,
+    name: i32,
+) -> Result<T, i32> {
+    let mut value = T::default();
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: `value` has as many bytes as `length` says, any of which are a `T`, and both outlive
+    // the call.
+    let failed = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            (&raw mut value).cast(),
+            &mut length,
+        )
+    };
+    match failed {
+        0 => Ok(value),
+        _ => Err(io::Error::last_os_error()
+            .raw_os_error()
+            .unwrap_or(libc::EINVAL)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+
+    use super::*;
+
+    #[test]
+    fn only_a_connected_tcp_socket_of_the_namespace_passes() {
+        let here = namespace().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let passed_of = |socket: BorrowedFd<'_>| passed(socket, here);
+        let found = passed_of(stream.as_fd()).unwrap();
+        assert_eq!(found.local, stream.local_addr().unwrap());
+        assert_eq!(found.remote, listener.local_addr().unwrap());
+        assert_ne!(found.cookie, 0);
+        let error = |socket: BorrowedFd<'_>| passed_of(socket).unwrap_err();
+        assert_eq!(error(listener.as_fd()), libc::ENOTCONN);
+        assert_eq!(
+            error(UdpSocket::bind("127.0.0.1:0").unwrap().as_fd()),
+            libc::EPROTOTYPE
+        );
+        assert_eq!(
+            error(std::fs::File::open("/dev/null").unwrap().as_fd()),
+            libc::ENOTSOCK
+        );
+        let (unix, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(error(unix.as_fd()), libc::EPROTOTYPE);
+        assert_eq!(passed(stream.as_fd(), here + 1).unwrap_err(), libc::EXDEV);
+        stream.shutdown(std::net::Shutdown::Both).unwrap();
+        assert_eq!(error(stream.as_fd()), libc::ENOTCONN);
+    }
+
+    #[test]
+    fn rights_are_read_from_the_kernel() {
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let peer = Peer::of(one.as_fd()).unwrap();
+        assert_eq!(peer.uid, nix::unistd::geteuid().as_raw());
+        assert_eq!(
+            peer.is_admin,
+            crate::privilege::has(caps::Capability::CAP_NET_ADMIN)
+        );
+    }
+}

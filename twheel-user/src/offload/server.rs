@@ -1,0 +1,561 @@
+//! The thread that serves programs: receives their requests, steps the wheel of registrations, and
+//! tells what has ended.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use nix::sys::{
+    epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+    eventfd::{EfdFlags, EventFd},
+    resource::{Resource, getrlimit, setrlimit},
+    socket::{SockFlag, accept4},
+};
+use twheel_client::protocol::{self, Kind, Welcome};
+use twheel_common::config::Config;
+
+use super::{
+    closing::{Closers, Inspected, Packet},
+    ends::{Ended, Ends, Shared},
+    listener::Listener,
+    program::{Program, Received, WAITING},
+    registry::{Registry, Shape},
+    requests::{LONGEST, PACKETS, refusal, secret},
+    rights::{self, Peer},
+    table::{Mapping, Table as _},
+    tally::{Counts, Tally},
+};
+use crate::{call::Callable, clock::Clock, data_plane, pins::Pins, sockets::Sockets};
+
+/// Most programs at a time.
+const PROGRAMS: usize = 1_024;
+/// Most programs of a user: one cannot keep out all others.
+const OF_A_USER: usize = PROGRAMS / 2;
+/// Most programs that are welcomed before the others have their turn.
+const WELCOMES: usize = 64;
+/// How long to wait for descriptors, if there are none for another program.
+const NO_DESCRIPTORS: Duration = Duration::from_secs(1);
+/// Places that are looked at in a turn for registrations of programs that have ended.
+const LEAVING: u32 = 8_192;
+/// Most packets that are received from a program before the others have their turn.
+const TURN: usize = 8;
+/// Requests after which the others have it, too.
+const ENOUGH: usize = 256;
+/// Most programs that have their turn before timers have theirs.
+const READY: usize = 16;
+/// How long a restarted twheel waits for programs to reclaim their registrations.
+const GRACE: Duration = Duration::from_secs(10);
+/// For how long the running twheel may be away before the data plane ends a registered flow that
+/// is idle.
+const AWAY: Duration = Duration::from_secs(60);
+
+/// What registrations are made on.
+#[derive(Clone, Copy)]
+pub struct Plane {
+    /// Its configuration.
+    pub config: Config,
+    /// Its clock.
+    pub clock: Clock,
+    /// Most registrations of a user; `None`: half of what the table holds.
+    pub limit: Option<u32>,
+}
+
+/// The thread. It ends when this is dropped.
+pub struct Offloads {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Offloads {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    ///
+    /// The table cannot be mapped, or the kernel lacks what is needed.
+    pub fn start(listener: Listener, pins: &Pins, plane: &Plane) -> Result<Self> {
+        // Each program takes a descriptor, and what it passes some more.
+        if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+            let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+        }
+        let shared = Arc::new(Shared {
+            stops: AtomicBool::new(false),
+            held: AtomicUsize::new(0),
+            counts: Counts::default(),
+            ended: Mutex::default(),
+            inspected: Mutex::default(),
+            wake: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
+        });
+        let mut thread = Thread::new(listener, pins, plane, shared.clone())?;
+        let thread = thread::Builder::new()
+            .name("twheel-offload".to_owned())
+            .spawn(move || {
+                let done = thread.run();
+                // Nobody takes ends of flows from now on.
+                thread.shared.held.store(0, Ordering::SeqCst);
+                thread.shared.counts.programs.store(0, Ordering::Relaxed);
+                if let Err(error) = done {
+                    say!("twheel: no longer serving timeouts to programs: {error:#}");
+                }
+            });
+        Ok(Self {
+            thread: Some(thread.context("cannot start a thread")?),
+            shared,
+        })
+    }
+
+    /// For whoever learns of flows that ended.
+    pub fn ends(&self) -> Ends {
+        Ends(self.shared.clone())
+    }
+
+    /// What is counted.
+    pub fn tally(&self) -> Tally {
+        Tally(self.shared.clone())
+    }
+}
+
+impl Drop for Offloads {
+    fn drop(&mut self) {
+        self.shared.stops.store(true, Ordering::SeqCst);
+        let _ = self.shared.wake.write(1);
+        if let Some(thread) = self.thread.take() {
+            // It has said why, if it panicked.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What epoll returns for the listener and for the wake descriptor; programs follow.
+const LISTENER: u64 = 0;
+const WAKE: u64 = 1;
+const FIRST: u64 = 2;
+
+/// Its state.
+pub(super) struct Thread {
+    pub(super) listener: Listener,
+    pub(super) epoll: Epoll,
+    pub(super) shared: Arc<Shared>,
+    pub(super) clock: Clock,
+    /// Runs the programs that tell the time and enter flows.
+    pub(super) sweep: Callable,
+    pub(super) enter: Callable,
+    pub(super) delete: Callable,
+    pub(super) sockets: Sockets,
+    pub(super) registry: Registry<Mapping>,
+    pub(super) programs: Vec<Option<Program>>,
+    pub(super) closers: Closers,
+    /// How many programs there have been.
+    welcomed: u64,
+    /// Packets whose sockets were looked at, oldest first.
+    pub(super) inspected: VecDeque<Inspected>,
+    /// Flows that have ended, oldest first.
+    pub(super) ended: VecDeque<Ended>,
+    /// Until when no program is welcomed, because there are no descriptors.
+    full_until: Option<Instant>,
+    /// What each user holds, of [`Program::held`].
+    pub(super) users: HashMap<u32, u32>,
+    pub(super) limit: u32,
+    /// Tells this table from others.
+    pub(super) table: u64,
+    pub(super) late: Duration,
+    pub(super) secret: [u64; 2],
+    /// Records that were registered with an earlier run, and until when they may be reclaimed.
+    pub(super) left: Option<(Vec<u32>, Instant)>,
+    pub(super) buffer: Vec<u8>,
+}
+
+impl Thread {
+    fn new(listener: Listener, pins: &Pins, plane: &Plane, shared: Arc<Shared>) -> Result<Self> {
+        let sweep = pins.callable("twheel_sweep")?;
+        let meta = data_plane::meta(pins)?;
+        let table = Mapping::new(pins, sweep.now()?)?;
+        let marked = table.marked();
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        for (descriptor, data) in [
+            (listener.socket.as_fd(), LISTENER),
+            (shared.wake.as_fd(), WAKE),
+        ] {
+            epoll.add(descriptor, EpollEvent::new(EpollFlags::EPOLLIN, data))?;
+        }
+        let namespace = rights::namespace()
+            .context("this kernel does not tell the network namespaces of sockets apart")?;
+        let Plane {
+            config,
+            clock,
+            limit,
+        } = *plane;
+        let shape = Shape {
+            most: table.records(),
+            doubt: config.max_stall,
+            margin: u32::try_from(clock.units_ceil(AWAY)).unwrap_or(u32::MAX),
+            one_way: config.one_way != 0,
+        };
+        Ok(Self {
+            listener,
+            epoll,
+            closers: Closers::new(shared.clone(), namespace),
+            welcomed: 0,
+            inspected: VecDeque::new(),
+            ended: VecDeque::new(),
+            full_until: None,
+            shared,
+            clock,
+            sweep,
+            enter: pins.callable("twheel_enter")?,
+            delete: pins.callable("twheel_delete")?,
+            sockets: Sockets::open()?,
+            registry: Registry::new(table, shape),
+            programs: Vec::new(),
+            users: HashMap::new(),
+            limit: limit.unwrap_or(meta.max_flows / 2),
+            table: meta.made,
+            late: clock.duration(u64::from(LATE) + u64::from(config.max_stall)) + PAUSE,
+            secret: secret(&meta),
+            left: (!marked.is_empty()).then(|| (marked, Instant::now() + GRACE)),
+            buffer: Vec::new(),
+        })
+    }
+
+    fn run(&mut self) -> Result<()> {
+        let mut ready = [EpollEvent::empty(); READY];
+        while !self.shared.stops.load(Ordering::SeqCst) {
+            let patience = self.patience();
+            let found = match self.epoll.wait(&mut ready, patience) {
+                Err(nix::Error::EINTR) => 0,
+                found => found?,
+            };
+            self.registry.table().set_now(self.sweep.now()?);
+            for event in &ready[..found] {
+                match event.data() {
+                    LISTENER => self.accept(),
+                    WAKE => {
+                        self.take_ended();
+                        self.take_inspected();
+                        self.resume();
+                    }
+                    data => self.ready((data - FIRST) as usize, event.events()),
+                }
+            }
+            self.answer_some();
+            self.end_some();
+            self.registry.stop_some(LEAVING);
+            self.listen_again();
+            self.expire();
+            self.take_out();
+            self.release_left();
+            self.flush();
+            let held = self.registry.len() + self.left.as_ref().map_or(0, |(left, _)| left.len());
+            self.shared.held.store(held, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
+    /// How long to wait for something to do.
+    fn patience(&self) -> EpollTimeout {
+        let now = self.registry.table().now();
+        let due = self.registry.next().map(|due| {
+            let after = self.clock.duration(due.saturating_sub(now));
+            // A unit more: the clock was read a moment ago.
+            (after + self.clock.unit()).max(PAUSE)
+        });
+        let left = self.left.as_ref().map(|(_, until)| {
+            until.saturating_duration_since(Instant::now()) + Duration::from_millis(1)
+        });
+        let full = self
+            .full_until
+            .map(|until| until.saturating_duration_since(Instant::now()) + self.clock.unit());
+        let is_due = self.registry.next().is_some_and(|due| due <= now);
+        let waits = !self.ended.is_empty() || !self.inspected.is_empty();
+        if is_due || waits || self.registry.has_leaving() {
+            return EpollTimeout::ZERO;
+        }
+        let again = self.registry.has_entered().then(|| self.clock.unit());
+        match due.into_iter().chain(left).chain(full).chain(again).min() {
+            Some(wait) => EpollTimeout::try_from(wait.min(Duration::from_secs(60)))
+                .unwrap_or(EpollTimeout::ZERO),
+            None => EpollTimeout::NONE,
+        }
+    }
+
+    fn accept(&mut self) {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        for _ in 0..WELCOMES {
+            let descriptor = match accept4(self.listener.socket.as_raw_fd(), flags) {
+                Ok(descriptor) => descriptor,
+                Err(nix::Error::EINTR | nix::Error::ECONNABORTED) => continue,
+                Err(nix::Error::EAGAIN) => return,
+                Err(error) => {
+                    log::warn!(
+                        "no program can be welcomed now: {error}: raise the limit of open files"
+                    );
+                    self.full_until = Some(Instant::now() + NO_DESCRIPTORS);
+                    return self.listen(false);
+                }
+            };
+            // SAFETY: the kernel has just opened it for this process.
+            let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
+            if let Err(error) = self.welcome(socket) {
+                log::debug!("a program cannot be served: {error:#}");
+            }
+        }
+    }
+
+    /// Awaits programs, or no longer.
+    fn listen(&self, on: bool) {
+        let flags = if on {
+            EpollFlags::EPOLLIN
+        } else {
+            EpollFlags::empty()
+        };
+        let mut event = EpollEvent::new(flags, LISTENER);
+        // Fails only if the descriptor is not watched.
+        let _ = self.epoll.modify(&self.listener.socket, &mut event);
+    }
+
+    fn listen_again(&mut self) {
+        if self.full_until.is_some_and(|until| until <= Instant::now()) {
+            self.full_until = None;
+            self.listen(true);
+        }
+    }
+
+    /// A place for a program of this user.
+    fn place_for(&self, uid: u32) -> Option<usize> {
+        let all = self.programs.iter().flatten();
+        if all.filter(|program| program.peer.uid == uid).count() >= OF_A_USER {
+            return None;
+        }
+        let is_free = |place: &usize| {
+            let held = self.programs.get(*place).is_some_and(Option::is_some);
+            !held && !self.registry.is_leaving(*place as u16)
+        };
+        (0..PROGRAMS).find(is_free)
+    }
+
+    fn welcome(&mut self, socket: OwnedFd) -> Result<()> {
+        let peer = Peer::of(socket.as_fd())?;
+        self.welcomed += 1;
+        let mut program = Program::new(socket, peer, self.welcomed);
+        let Some(place) = self.place_for(peer.uid) else {
+            let replies = [refusal(libc::EUSERS)];
+            self.shared.counts.reply(&replies);
+            program.reply(0, &replies);
+            // Fails if the program has gone.
+            let _ = program.flush();
+            self.closers.close(peer.uid, vec![program.into_socket()]);
+            return Ok(());
+        };
+        program.send(protocol::write(
+            Kind::Welcome,
+            0,
+            &[Welcome {
+                table: self.table,
+                late: self.late.as_micros() as u64,
+                longest: LONGEST.as_millis() as u64,
+                most: self.limit.into(),
+            }],
+        ));
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, place as u64 + FIRST);
+        let watched = self.epoll.add(&program, event);
+        if self.programs.len() <= place {
+            self.programs.resize_with(place + 1, || None);
+        }
+        self.programs[place] = Some(program);
+        self.shared.counts.programs.fetch_add(1, Ordering::Relaxed);
+        match watched {
+            Ok(()) => self.flush_one(place),
+            Err(_) => self.end(place),
+        }
+        Ok(watched?)
+    }
+
+    /// Ends a program's registrations.
+    fn end(&mut self, place: usize) {
+        let Some(program) = self.programs.get_mut(place).and_then(Option::take) else {
+            return;
+        };
+        self.shared.counts.programs.fetch_sub(1, Ordering::Relaxed);
+        // Fails only if the descriptor is not watched.
+        let _ = self.epoll.delete(&program);
+        self.registry.leave(place as u16);
+        if let Some(held) = self.users.get_mut(&program.peer.uid) {
+            *held -= program.held;
+            if *held == 0 {
+                self.users.remove(&program.peer.uid);
+            }
+        }
+        let uid = program.peer.uid;
+        self.closers.close(uid, vec![program.into_socket()]);
+    }
+
+    /// Something has come from a program, or it can be sent something, or it has gone.
+    fn ready(&mut self, place: usize, flags: EpollFlags) {
+        let Some(Some(program)) = self.programs.get(place) else {
+            return;
+        };
+        match program.is_stalled || program.waiting >= WAITING {
+            true if flags.contains(EpollFlags::EPOLLHUP) => self.end(place),
+            true => {}
+            false => self.serve(place),
+        }
+    }
+
+    /// Asks those programs for more again whose users' descriptors were closed.
+    fn resume(&mut self) {
+        for place in 0..self.programs.len() {
+            if let Some(Some(program)) = self.programs.get_mut(place)
+                && program.is_stalled
+                && !self.closers.is_behind(program.peer.uid)
+            {
+                program.is_stalled = false;
+                self.watch(place);
+            }
+        }
+    }
+
+    /// Awaits what a program is to do next.
+    pub(super) fn watch(&self, place: usize) {
+        let Some(Some(program)) = self.programs.get(place) else {
+            return;
+        };
+        let awaits = match program {
+            _ if program.is_behind() => EpollFlags::EPOLLOUT,
+            _ if program.is_stalled || program.waiting >= WAITING => EpollFlags::empty(),
+            _ => EpollFlags::EPOLLIN,
+        };
+        let mut event = EpollEvent::new(awaits, place as u64 + FIRST);
+        // Fails only if the descriptor is not watched.
+        let _ = self.epoll.modify(program, &mut event);
+    }
+
+    /// Reads the clock. Timers begin when it was read last: with an older time they would be early.
+    pub(super) fn read_clock(&self) {
+        // If it cannot be read, the thread ends when it is read next.
+        if let Ok(now) = self.sweep.now() {
+            self.registry.table().set_now(now);
+        }
+    }
+
+    fn serve(&mut self, place: usize) {
+        let mut received = 0;
+        for _ in 0..TURN {
+            let Some(Some(program)) = self.programs.get_mut(place) else {
+                return;
+            };
+            // A program that does not read its answers is not asked for more. And what was looked at
+            // comes first: it has descriptors.
+            if program.is_behind() || self.inspected.len() >= PACKETS {
+                return;
+            }
+            let uid = program.peer.uid;
+            if program.waiting >= WAITING || self.closers.is_behind(uid) {
+                program.is_stalled = program.waiting < WAITING;
+                return self.watch(place);
+            }
+            let mut passed = Vec::new();
+            let (number, requests) = match program.receive(&mut self.buffer, &mut passed) {
+                Received::Nothing => return,
+                Received::End => {
+                    self.closers.close(uid, passed);
+                    return self.end(place);
+                }
+                Received::Bad { number, error } => (number, Err(error)),
+                Received::Requests { number, requests } => (number, Ok(requests)),
+            };
+            let packet = Packet {
+                place,
+                program: program.number,
+                number,
+                requests,
+            };
+            received += packet.requests.as_ref().map_or(1, Vec::len);
+            // The answers have the order of the packets.
+            if passed.is_empty() && program.waiting == 0 {
+                self.answer_all(&packet, &[]);
+            } else {
+                program.waiting += 1;
+                self.closers.inspect(uid, packet, passed);
+            }
+            if received >= ENOUGH {
+                return;
+            }
+        }
+    }
+
+    fn take_inspected(&mut self) {
+        let inspected = self.shared.inspected.lock();
+        let inspected = std::mem::take(&mut *inspected.unwrap_or_else(PoisonError::into_inner));
+        self.inspected.extend(inspected);
+    }
+
+    pub(super) fn peer(&self, owner: u16) -> Option<Peer> {
+        let program = self.programs.get(usize::from(owner))?;
+        program.as_ref().map(|program| program.peer)
+    }
+
+    /// The program has one registration more.
+    pub(super) fn take(&mut self, owner: u16) {
+        if let Some(Some(program)) = self.programs.get_mut(usize::from(owner)) {
+            program.held += 1;
+            *self.users.entry(program.peer.uid).or_default() += 1;
+        }
+    }
+
+    /// The program has so many registrations, and ends that it has not received, less.
+    pub(super) fn give_back(&mut self, place: usize, number: u32) {
+        if let Some(Some(program)) = self.programs.get_mut(place) {
+            program.held -= number;
+            if let Some(held) = self.users.get_mut(&program.peer.uid) {
+                *held -= number;
+            }
+        }
+    }
+
+    /// Takes back the marks of registrations that nobody has reclaimed.
+    fn release_left(&mut self) {
+        if self
+            .left
+            .as_ref()
+            .is_some_and(|(_, until)| *until <= Instant::now())
+            && let Some((left, _)) = self.left.take()
+        {
+            left.into_iter()
+                .for_each(|record| self.registry.release(record));
+        }
+    }
+
+    fn flush(&mut self) {
+        for place in 0..self.programs.len() {
+            self.flush_one(place);
+        }
+    }
+
+    pub(super) fn flush_one(&mut self, place: usize) {
+        let Some(Some(program)) = self.programs.get_mut(place) else {
+            return;
+        };
+        if !program.is_behind() {
+            return;
+        }
+        let Ok(told) = program.flush() else {
+            return self.end(place);
+        };
+        self.watch(place);
+        self.give_back(place, told);
+    }
+}
+
+/// Between looks at timers, so that there are not many of them.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Units by which an expiry comes late: two that a timeout has more, one until the thread looks,
+/// and one until it runs.
+const LATE: u32 = 4;
