@@ -225,8 +225,13 @@ impl<T: Table> Registry<T> {
         }
         let generation = word.generation();
         if let Some(place) = self.place_of(record, generation) {
-            if !self.is_leaving(self.all[place as usize].owner) {
-                return Err(Refusal::Taken);
+            let held = &self.all[place as usize];
+            if !self.is_leaving(held.owner) {
+                let is_other_end = held.how.has(How::HIGH) != How::of(start).has(How::HIGH);
+                return Err(match is_other_end {
+                    true => Refusal::OtherEnd,
+                    false => Refusal::Taken,
+                });
             }
             self.remove(place);
         }
@@ -419,7 +424,12 @@ impl<T: Table> Registry<T> {
             self.remove(place);
             return None;
         }
-        let timeout = self.all[place as usize].timeout;
+        let Registration {
+            timeout, record, ..
+        } = self.all[place as usize];
+        // A flow may have been idle for longer than since the timer began.
+        let heard = self.table.offload(record).heard;
+        let idle = idle.map(|idle| idle.min(flow::idle(self.table.now(), heard)));
         Some(match idle {
             Some(idle) if idle >= timeout => self.over(place, Outcome::Expired, idle),
             _ => self.over(place, Outcome::Closed, 0),
@@ -463,12 +473,10 @@ impl<T: Table> Registry<T> {
         if held.how.has(How::ENTERED) {
             self.entered.push((record, generation));
         }
-        // Another flow of the record loses no mark: only registrations set one.
+        // A further connection with the same key keeps the record's mark. A registration of its own
+        // would have another place.
         if self.table.offload(record).place == place {
-            let word = self.table.word(record);
-            if word.is_none_or(|word| word.generation() == generation) {
-                self.table.mark(record, 0);
-            }
+            self.table.mark(record, 0);
         }
         self.wheel.stop(&mut self.nodes, place);
     }

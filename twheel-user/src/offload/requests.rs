@@ -33,6 +33,9 @@ pub(super) const PACKETS: usize = 16;
 /// Requests, at most, that are answered with one reading of the clock.
 const CLOCKED: usize = 64;
 
+/// The bits of a token that are made of its flow's key; the others are of the registration.
+const OF_KEY: u64 = 0xffff;
+
 impl Thread {
     /// Answers packets whose sockets were looked at.
     pub(super) fn answer_some(&mut self) {
@@ -150,24 +153,26 @@ impl Thread {
         }
         let id = started.map_err(number)?;
         self.take(owner);
-        Ok(self.registered(id, cookie, owner))
+        Ok(self.registered(id, cookie, owner, &key))
     }
 
     fn reclaim(&mut self, owner: u16, request: &Request) -> Result<Reply, i32> {
         let (id, cookie) = (Id(request.id), request.cookie);
-        if request.token != self.registered(id, cookie, owner).token {
+        let differs = |key: &FlowKey| request.token ^ self.registered(id, cookie, owner, key).token;
+        if differs(&FlowKey::NONE) & !OF_KEY != 0 {
             return Err(libc::EPERM);
         }
-        let flow = self
-            .registry
-            .table()
-            .flow(id.record())
-            .ok_or(libc::ENOENT)?;
+        let flow = self.registry.table().flow(id.record());
+        let flow = flow.ok_or(libc::ENOENT)?;
+        // Other connections have the same record and generation, sooner or later.
+        if differs(&flow.key) != 0 {
+            return Err(libc::EPERM);
+        }
         let mut start = self.checked(owner, request, (flow.key, id.local()), cookie)?;
         start.entered = flow.word.seen().is_unplaced();
         let id = self.registry.reclaim(id, &start).map_err(number)?;
         self.take(owner);
-        Ok(self.registered(id, cookie, owner))
+        Ok(self.registered(id, cookie, owner, &flow.key))
     }
 
     /// Checks all fields of a start but the connection.
@@ -238,12 +243,23 @@ impl Thread {
         })
     }
 
-    fn registered(&self, id: Id, cookie: u64, owner: u16) -> Reply {
+    fn registered(&self, id: Id, cookie: u64, owner: u16, key: &FlowKey) -> Reply {
         let uid = self.peer(owner).map_or(u32::MAX, |peer| peer.uid);
+        let mut of_key = vec![uid.into()];
+        for side in [Direction::FromLow, Direction::FromHigh] {
+            let end = key.sender(side);
+            let address = match end.ip() {
+                IpAddr::V4(address) => address.to_ipv6_mapped(),
+                IpAddr::V6(address) => address,
+            };
+            let bits = address.to_bits();
+            of_key.extend([(bits >> 64) as u64, bits as u64, end.port().into()]);
+        }
+        let token = self.mac(&[id.0, cookie, uid.into()]) & !OF_KEY | self.mac(&of_key) & OF_KEY;
         Reply {
             id: id.0,
             cookie,
-            token: self.mac(&[id.0, cookie, uid.into()]),
+            token,
             ..refusal(0)
         }
     }
@@ -286,6 +302,7 @@ fn number(refusal: Refusal) -> i32 {
         Refusal::Unknown => libc::ENOENT,
         Refusal::Ending => libc::ENOTCONN,
         Refusal::Taken => libc::EEXIST,
+        Refusal::OtherEnd => libc::EBUSY,
         Refusal::Full => libc::ENOSPC,
     }
 }

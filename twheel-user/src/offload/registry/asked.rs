@@ -70,6 +70,8 @@ pub enum Refusal {
     Ending,
     /// The connection is registered already.
     Taken,
+    /// Its other end is, which is on this host, too.
+    OtherEnd,
     /// There is no room.
     Full,
 }

@@ -253,6 +253,11 @@ fn only_its_program_has_a_registration() {
     let mut registry = Registry::new(&table, SHAPE);
     let id = registry.start(&start(5, 100, 1)).unwrap();
     assert_eq!(registry.start(&start(5, 100, 2)), Err(Refusal::Taken));
+    let other_end = Start {
+        local: Direction::FromLow,
+        ..start(5, 100, 2)
+    };
+    assert_eq!(registry.start(&other_end), Err(Refusal::OtherEnd));
     assert!(!registry.restart(id, 2, None, 0) && !registry.stop(id, 2));
     assert!(!registry.stop(Id(id.0 ^ 1 << 48), 1), "the other side");
     registry.start(&start(6, 100, 1)).unwrap();
@@ -313,14 +318,23 @@ fn what_is_not_open_is_refused_and_its_end_is_told() {
     assert_eq!((over.outcome, over.tag), (Outcome::Closed, 5));
     assert_eq!(registry.ended(&key(5), 7, None), None);
 
-    // The end was not told: found out when it would expire. The flow that follows keeps no mark.
+    // The end was not told: found out when it would expire. The connection that follows, with the
+    // same key, keeps no mark.
     registry.start(&start(6, 100, 1)).unwrap();
-    table.with(6, |it| {
-        it.word = Some(Word::new(0, 8, established()));
-        it.marks = 0;
-    });
+    table.with(6, |it| it.word = Some(Word::new(0, 8, established())));
     table.now.set(table.now.get() + 103);
     assert_eq!(registry.expire().unwrap().outcome, Outcome::Closed);
+    assert!(!(&&table).is_marked(6));
+
+    // A flow that had been idle before its timer began has not expired with that.
+    for (after, outcome) in [(50, Outcome::Closed), (100, Outcome::Expired)] {
+        let id = registry.start(&start(7, 100, 1)).unwrap();
+        table.now.set(table.now.get() + after);
+        table.with(7, |it| it.word = None);
+        let over = registry.ended(&key(7), id.generation(), Some(5_000));
+        assert_eq!(over.map(|over| over.outcome), Some(outcome));
+        table.with(7, |it| it.word = Some(Word::new(0, 9, established())));
+    }
 }
 
 #[test]
