@@ -5,7 +5,7 @@ use std::{
     fs,
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    os::fd::AsRawFd,
+    os::{fd::AsRawFd, unix::process::CommandExt as _},
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -18,6 +18,7 @@ use nix::{
         epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
         prctl,
         resource::{Resource, getrlimit, setrlimit},
+        signal::{SigHandler, Signal, signal},
     },
     unistd::{Gid, Uid, setgid, setuid},
 };
@@ -78,7 +79,15 @@ impl Lab {
         self.idle_by(self.command(&[args, &["--json"]].concat())?)
     }
 
-    pub fn idle_by(&self, command: Command) -> Result<Process> {
+    pub fn idle_by(&self, mut command: Command) -> Result<Process> {
+        // What runs in the background of a script ignores it, and so would what it starts.
+        // SAFETY: a system call, which may be made between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                signal(Signal::SIGINT, SigHandler::SigDfl)?;
+                Ok(())
+            });
+        }
         let number = fs::read_dir(&self.directory.0)?.count();
         Process::start(command, self.directory.0.join(format!("log-{number}")))
     }
