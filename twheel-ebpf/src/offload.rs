@@ -42,6 +42,15 @@ pub fn keep(flow: Hot, word: Word, now: u64) {
     }
 }
 
+/// [`offload_stay`], if timeouts are handed over at all.
+#[inline(always)]
+pub fn stay(index: u32) -> u32 {
+    match config!(offload) {
+        0 => 0,
+        _ => offload_stay(index) as u32,
+    }
+}
+
 /// Keeps the time of the latest data, unless this packet has some, too, and the flow stays fresh.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -145,22 +154,40 @@ extern "C" fn offload_raise(index: u32, to: u32) -> u64 {
 }
 
 /// For how long a flow with these state bits may be idle (units): by its rule, and by the timeout that
-/// was handed over. One that is about to end has no other timeout than its rule's.
+/// was handed over.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn offload_timeout(index: u32, seen: u32) -> u64 {
     let (Some(flow), seen) = (record::at(index), Seen(seen)) else {
         return 0;
     };
-    let timeout = rule::timeout(flow.rule(), seen);
-    if flow.hot().marks() & OFFLOADED == 0 || !seen.is_established(config!(one_way) != 0) {
-        return timeout.into();
+    longer(flow.rule(), seen, offload_stay(index) as u32).into()
+}
+
+/// The timeout of a rule, or `stay`, if that is longer. A flow that is about to end has no other
+/// timeout than its rule's.
+#[inline(always)]
+pub fn longer(rule: u16, seen: Seen, stay: u32) -> u32 {
+    let timeout = rule::timeout(rule, seen);
+    match config!(offload) != 0 && seen.is_established(config!(one_way) != 0) {
+        true => timeout.max(stay),
+        false => timeout,
     }
-    let Some(offload) = OFFLOADS.get_ptr(index) else {
-        return timeout.into();
+}
+
+/// For how long an established flow may be idle by the timeout that was handed over (units); 0: by
+/// its rule alone.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn offload_stay(index: u32) -> u64 {
+    let (Some(flow), Some(offload)) = (record::hot(index), OFFLOADS.get_ptr(index)) else {
+        return 0;
     };
+    if flow.marks() & OFFLOADED == 0 {
+        return 0;
+    }
     let offload: *const Offload = offload;
     // SAFETY: a value of the map. Volatile, because userspace stores there.
     let stay = unsafe { (&raw const (*offload).stay).read_volatile() };
-    timeout.max(stay).into()
+    stay.into()
 }

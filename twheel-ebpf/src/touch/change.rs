@@ -36,7 +36,7 @@ pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64, wa
         decision: Decision::RACED,
         life: flow.word().generation(),
         facts: touch_facts(index, segment, now, way) as u16,
-        reserved: 0,
+        stay: offload::stay(index),
     };
     for _ in 0..ATTEMPTS {
         touch_decide(index, segment, now, &raw mut attempt);
@@ -106,7 +106,8 @@ pub struct Attempt {
     life: u16,
     /// What is true of the segment and the flow: [`OWN_WAY`] and so on.
     facts: u16,
-    reserved: u32,
+    /// The timeout that was handed over, which the flow has while it is established; else 0.
+    stay: u32,
 }
 
 // SAFETY: only arguments have pointers to attempts.
@@ -188,7 +189,8 @@ pub extern "C" fn touch_decide(
     if record.word.generation() != attempt.life {
         return 0;
     }
-    let timeout = |seen| flow.timeout(seen);
+    // The stay is an argument, because a call from here takes too much stack.
+    let timeout = |seen| offload::longer(flow.rule(), seen, attempt.stay);
     attempt.decision = decide(&record, segment, now, config::view(), timeout);
     0
 }
