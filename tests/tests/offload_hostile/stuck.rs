@@ -7,7 +7,7 @@ use std::{
     ptr,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use nix::sys::socket::{UnixAddr, connect, setsockopt, sockopt::Linger};
 use twheel_client::protocol::{self, Kind, Op};
 use twheel_tests::pair::Connection;
@@ -78,13 +78,15 @@ fn a_descriptor_that_is_slow_to_close_holds_up_nobody_else() -> Result<()> {
     })?;
     lab.withstands("one of a program that finds no place", || {
         // Programs of a user have half of the places.
-        let others = (0..512).map(|_| lab.raw()).collect::<Result<Vec<_>>>()?;
+        let others = (0..PLACES).map(|_| lab.raw()).collect::<Result<Vec<_>>>()?;
         let Connection { server, client, .. } = lingering(&lab)?;
+        let mut client = Some(client);
         let late = lab.stopped(|| {
-            let socket = unconnected()?;
-            connect(socket.as_raw_fd(), &UnixAddr::new(&lab.path())?)?;
-            let late = Raw::unread(socket);
-            late.send(&header, &[server.as_fd()])?;
+            let late = early(&lab)?;
+            match late.send(&header, &[server.as_fd()]) {
+                Err(error) if error.raw_os_error() == Some(libc::EPERM) => client = None,
+                sent => sent?,
+            }
             drop(server);
             Ok(late)
         })?;
@@ -95,6 +97,55 @@ fn a_descriptor_that_is_slow_to_close_holds_up_nobody_else() -> Result<()> {
         ensure!(other.raw.error(about(Op::Stop, 7), &[])? == libc::ENOENT);
         drop(client);
         drop((other, others));
+        Ok(())
+    })?;
+    lab.end()
+}
+
+/// Programs of a user, at most.
+const PLACES: usize = 512;
+
+/// A connection that is not welcomed yet.
+fn early(lab: &Lab) -> Result<Raw> {
+    let socket = unconnected()?;
+    connect(socket.as_raw_fd(), &UnixAddr::new(&lab.path())?)?;
+    Ok(Raw::unread(socket))
+}
+
+/// A user whose connections take long to close has no more of them than of programs, and keeps out
+/// nobody else.
+#[test]
+fn a_user_whose_connections_do_not_close_has_no_more_of_them() -> Result<()> {
+    let lab = Lab::new("again", &[])?;
+    rights::open_to_all(&lab)?;
+    lab.withstands("connections that are slow to close", || {
+        let before = lab.standing()?.files;
+        let Connection { server, client, .. } = lingering(&lab)?;
+        let raw = lab.raw()?;
+        let is_early_refused = lab.stopped(|| {
+            raw.send(&[], &[])?;
+            raw.send(&[1], &[server.as_fd()])?;
+            let refused = early(&lab)?.send(&[1], &[std::io::stdin().as_fd()]);
+            drop(server);
+            Ok(refused.is_err_and(|error| error.raw_os_error() == Some(libc::EPERM)))
+        })?;
+        ensure!(raw.receive()?.is_none());
+        // Those that find no place are closed at once, if nothing can have come with them.
+        let (tries, mut refused) = (PLACES + 100, 0);
+        for _ in 0..tries {
+            let raw = early(&lab)?;
+            let first = raw.receive()?.context("neither welcomed nor refused")?;
+            refused += usize::from(protocol::kind(&first) == Some(Kind::Replies as u16));
+        }
+        let held = if is_early_refused { PLACES } else { tries + 2 };
+        let now = lab.standing()?.files;
+        ensure!(
+            refused >= 100 && now <= before + held + 8,
+            "{refused} were refused, {before} descriptors became {now}"
+        );
+        let other = Other::connect(&lab.path(), NOBODY)?;
+        ensure!(other.raw.error(about(Op::Stop, 7), &[])? == libc::ENOENT);
+        drop(client);
         Ok(())
     })?;
     lab.end()

@@ -51,11 +51,15 @@ pub(super) struct Rest {
     uid: u32,
     /// How much of a user's this is; see [`ENOUGH`].
     size: usize,
+    /// How many of them are connections of programs.
+    connections: usize,
 }
 
 /// If a user's descriptors, and the requests that came with them, are as many, its programs are asked
 /// for no more.
 const ENOUGH: usize = WAITING * 2 * SOCKETS;
+/// If there are more connections of a user that are not closed, no more are accepted.
+const CONNECTIONS: usize = 2_048;
 
 /// The threads.
 pub(super) struct Closers {
@@ -78,8 +82,16 @@ struct User {
 #[derive(Default)]
 struct Open {
     size: AtomicUsize,
+    /// How many of these are connections of programs.
+    connections: AtomicUsize,
     /// The serving thread is to be woken when that is less.
     is_awaited: AtomicBool,
+}
+
+impl User {
+    fn connections(&self) -> usize {
+        self.open.connections.load(Ordering::SeqCst)
+    }
 }
 
 /// A thread, as long as it has something to do.
@@ -109,6 +121,28 @@ impl Closers {
             let rest = self.count(uid, descriptors, 0);
             self.close_rest(rest);
         }
+    }
+
+    /// Has a connection of a user's program closed, with what the program has passed and nobody has
+    /// received.
+    pub(super) fn close_connection(&mut self, uid: u32, socket: OwnedFd) {
+        let mut rest = self.count(uid, vec![socket], 0);
+        rest.connections = 1;
+        let user = self.users.entry(uid).or_default();
+        user.open.connections.fetch_add(1, Ordering::SeqCst);
+        self.close_rest(rest);
+    }
+
+    /// How many connections of a user's programs are not closed yet.
+    pub(super) fn connections(&self, uid: u32) -> usize {
+        self.users.get(&uid).map_or(0, User::connections)
+    }
+
+    /// The user, if there is one, whose connections are not closed, so that none are accepted.
+    pub(super) fn full(&self) -> Option<u32> {
+        let mut users = self.users.iter();
+        let full = users.find(|(_, user)| user.connections() >= CONNECTIONS);
+        full.map(|(uid, _)| *uid)
     }
 
     /// Has the sockets looked at that came with a packet of a user's program. The serving thread is
@@ -143,6 +177,8 @@ impl Closers {
         let close = move || {
             close(rest.descriptors);
             open.size.fetch_sub(rest.size, Ordering::SeqCst);
+            open.connections
+                .fetch_sub(rest.connections, Ordering::SeqCst);
             if open.is_awaited.swap(false, Ordering::SeqCst) {
                 let _ = shared.wake.write(1);
             }
@@ -159,6 +195,7 @@ impl Closers {
             descriptors,
             uid,
             size,
+            connections: 0,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::{
     fs, io,
     os::{
-        fd::{AsRawFd, OwnedFd},
+        fd::{AsFd as _, AsRawFd, OwnedFd},
         unix::fs::{FileTypeExt, PermissionsExt, lchown},
     },
     path::{Path, PathBuf},
@@ -20,11 +20,14 @@ use nix::{
     unistd::Gid,
 };
 
+use super::rights;
 use crate::failure::{Failure, Kind};
 
 /// The Unix socket on which programs are awaited. It is removed when this is dropped.
 pub struct Listener {
     pub(super) socket: OwnedFd,
+    /// The kernel refuses descriptors from a program that has not been welcomed.
+    pub(super) is_strict: bool,
     path: PathBuf,
 }
 
@@ -51,7 +54,7 @@ impl Listener {
             }
             _ => {}
         }
-        let make = || -> io::Result<OwnedFd> {
+        let make = || -> io::Result<(OwnedFd, bool)> {
             if let Some(directory) = path.parent() {
                 fs::create_dir_all(directory)?;
             }
@@ -72,11 +75,14 @@ impl Listener {
                 lchown(path, None, Some(group.as_raw()))?;
                 fs::set_permissions(path, fs::Permissions::from_mode(0o660))?;
             }
+            let is_strict = rights::accept_descriptors(socket.as_fd(), false);
             listen(&socket, Backlog::MAXCONN)?;
-            Ok(socket)
+            Ok((socket, is_strict))
         };
+        let (socket, is_strict) = make().map_err(refused)?;
         Ok(Self {
-            socket: make().map_err(refused)?,
+            socket,
+            is_strict,
             path: path.to_owned(),
         })
     }

@@ -41,15 +41,11 @@ impl Thread {
 
     pub(super) fn expire(&mut self) {
         for _ in 0..ENDS {
-            let Some(mut over) = self.registry.expire() else {
+            let Some(over) = self.registry.expire() else {
                 return;
             };
             let is_it = |flow: &Flow| flow.word.generation() == over.id.generation();
             let flow = self.registry.table().flow(over.id.record()).filter(is_it);
-            if flow.is_none() && over.outcome == Outcome::Closed {
-                // Nobody has told how the flow ended: its program asks its socket.
-                over.outcome = Outcome::Unseen;
-            }
             self.over(over, &flow.map_or(FlowKey::NONE, |flow| flow.key));
         }
     }

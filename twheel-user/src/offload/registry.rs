@@ -369,7 +369,8 @@ impl<T: Table> Registry<T> {
             }
             let is_it = |(word, _): &(Word, _)| word.generation() == held.generation;
             let Some((word, latest)) = self.latest(held.record, held.life).filter(is_it) else {
-                return Some(self.over(place, Outcome::Closed, 0));
+                // Nobody has told how the flow ended: its program asks its socket.
+                return Some(self.over(place, Outcome::Unseen, 0));
             };
             let visit = visit(now, latest, held.timeout, |_| self.doubt);
             match visit.end {

@@ -245,32 +245,35 @@ impl Thread {
 
     fn registered(&self, id: Id, cookie: u64, owner: u16, key: &FlowKey) -> Reply {
         let uid = self.peer(owner).map_or(u32::MAX, |peer| peer.uid);
-        let mut of_key = vec![uid.into()];
-        for side in [Direction::FromLow, Direction::FromHigh] {
-            let end = key.sender(side);
-            let address = match end.ip() {
-                IpAddr::V4(address) => address.to_ipv6_mapped(),
-                IpAddr::V6(address) => address,
-            };
-            let bits = address.to_bits();
-            of_key.extend([(bits >> 64) as u64, bits as u64, end.port().into()]);
-        }
-        let token = self.mac(&[id.0, cookie, uid.into()]) & !OF_KEY | self.mac(&of_key) & OF_KEY;
         Reply {
             id: id.0,
             cookie,
-            token,
+            token: token(self.secret, [id.0, cookie, uid.into()], key),
             ..refusal(0)
         }
     }
+}
 
-    /// A number that only this instance can compute.
-    fn mac(&self, of: &[u64]) -> u64 {
-        let [one, two] = self.secret;
-        let mut hasher = SipHasher24::new_with_keys(one, two);
-        of.iter().for_each(|word| hasher.write_u64(*word));
-        hasher.finish()
+/// The token of a registration (its id, cookie and user) of a flow with this key.
+fn token(secret: [u64; 2], registration: [u64; 3], key: &FlowKey) -> u64 {
+    let mut of_key = vec![registration[2]];
+    for side in [Direction::FromLow, Direction::FromHigh] {
+        let end = key.sender(side);
+        let address = match end.ip() {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        };
+        let bits = address.to_bits();
+        of_key.extend([(bits >> 64) as u64, bits as u64, end.port().into()]);
     }
+    mac(secret, &registration) & !OF_KEY | mac(secret, &of_key) & OF_KEY
+}
+
+/// A number that only this instance can compute.
+fn mac([one, two]: [u64; 2], of: &[u64]) -> u64 {
+    let mut hasher = SipHasher24::new_with_keys(one, two);
+    of.iter().for_each(|word| hasher.write_u64(*word));
+    hasher.finish()
 }
 
 /// Keys that only this instance knows, and later runs that adopt its table.
@@ -337,4 +340,29 @@ fn life_of(bits: u8, local: Direction) -> Life {
     ];
     let of = parts.into_iter().filter(|(bit, _)| bits & bit != 0);
     Life(of.fold(0, |life, (_, part)| life | part.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_tells_registrations_users_and_keys_apart() {
+        let key = |port| key(ends(port), ends(443)).0;
+        let of = |registration, port| token([1, 2], registration, &key(port));
+        let first = of([1, 2, 3], 5_000);
+        assert_eq!(first, of([1, 2, 3], 5_000));
+        for other in [[9, 2, 3], [1, 9, 3], [1, 2, 9]] {
+            assert_ne!((first ^ of(other, 5_000)) & !OF_KEY, 0, "{other:?}");
+        }
+        // The same record, generation and socket cookie, but another connection.
+        let differs = first ^ of([1, 2, 3], 5_001);
+        assert_ne!(differs & OF_KEY, 0);
+        assert_eq!(differs & !OF_KEY, 0);
+        assert_ne!(first, token([1, 3], [1, 2, 3], &key(5_000)));
+    }
+
+    fn ends(port: u16) -> SocketAddr {
+        SocketAddr::from(([192, 0, 2, 1], port))
+    }
 }

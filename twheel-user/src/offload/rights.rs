@@ -134,6 +134,27 @@ pub fn namespace() -> io::Result<u64> {
     option(socket.as_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE).map_err(io::Error::from_raw_os_error)
 }
 
+/// `SO_PASSRIGHTS` of `include/uapi/asm-generic/socket.h`, since Linux 6.16.
+const SO_PASSRIGHTS: i32 = 83;
+
+/// Whether others may pass descriptors through a Unix socket, and those that it accepts. Returns
+/// whether the kernel knows of that.
+pub fn accept_descriptors(socket: BorrowedFd<'_>, may: bool) -> bool {
+    let may = i32::from(may);
+    let size = size_of_val(&may) as libc::socklen_t;
+    // SAFETY: `may` has as many bytes, and outlives the call.
+    let failed = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const may).cast(),
+            size,
+        )
+    };
+    failed == 0
+}
+
 /// Reads an option of a socket that is a number, or the beginning of something longer.
 fn option<T: Default + zerocopy::FromBytes>(
     socket: BorrowedFd<'_>,

@@ -158,7 +158,7 @@ pub(super) struct Thread {
     pub(super) inspected: VecDeque<Inspected>,
     /// Flows that have ended, oldest first.
     pub(super) ended: VecDeque<Ended>,
-    /// Until when no program is welcomed, because there are no descriptors.
+    /// Until when no program is welcomed, because there are no descriptors, or many to close.
     full_until: Option<Instant>,
     /// What each user holds, of [`Program::held`].
     pub(super) users: HashMap<u32, u32>,
@@ -288,6 +288,13 @@ impl Thread {
     fn accept(&mut self) {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         for _ in 0..WELCOMES {
+            if let Some(uid) = self.closers.full() {
+                log::warn!(
+                    "no program can be welcomed now: closing connections of user {uid} takes long"
+                );
+                self.full_until = Some(Instant::now() + NO_DESCRIPTORS);
+                return self.listen(false);
+            }
             let descriptor = match accept4(self.listener.socket.as_raw_fd(), flags) {
                 Ok(descriptor) => descriptor,
                 Err(nix::Error::EINTR | nix::Error::ECONNABORTED) => continue,
@@ -330,7 +337,9 @@ impl Thread {
     /// A place for a program of this user.
     fn place_for(&self, uid: u32) -> Option<usize> {
         let all = self.programs.iter().flatten();
-        if all.filter(|program| program.peer.uid == uid).count() >= OF_A_USER {
+        let held = all.filter(|program| program.peer.uid == uid).count();
+        // One that has ended holds a descriptor until it is closed.
+        if held + self.closers.connections(uid) >= OF_A_USER {
             return None;
         }
         let is_free = |place: &usize| {
@@ -350,9 +359,13 @@ impl Thread {
             program.reply(0, &replies);
             // Fails if the program has gone.
             let _ = program.flush();
-            self.closers.close(peer.uid, vec![program.into_socket()]);
+            if !self.listener.is_strict {
+                let socket = program.into_socket();
+                self.closers.close_connection(peer.uid, socket);
+            }
             return Ok(());
         };
+        rights::accept_descriptors(program.as_fd(), true);
         program.send(protocol::write(
             Kind::Welcome,
             0,
@@ -393,7 +406,7 @@ impl Thread {
             }
         }
         let uid = program.peer.uid;
-        self.closers.close(uid, vec![program.into_socket()]);
+        self.closers.close_connection(uid, program.into_socket());
     }
 
     /// Something has come from a program, or it can be sent something, or it has gone.

@@ -323,7 +323,7 @@ fn what_is_not_open_is_refused_and_its_end_is_told() {
     registry.start(&start(6, 100, 1)).unwrap();
     table.with(6, |it| it.word = Some(Word::new(0, 8, established())));
     table.now.set(table.now.get() + 103);
-    assert_eq!(registry.expire().unwrap().outcome, Outcome::Closed);
+    assert_eq!(registry.expire().unwrap().outcome, Outcome::Unseen);
     assert!(!(&&table).is_marked(6));
 
     // A flow that had been idle before its timer began has not expired with that.
@@ -333,7 +333,7 @@ fn what_is_not_open_is_refused_and_its_end_is_told() {
         table.with(7, |it| it.word = None);
         let over = registry.ended(&key(7), id.generation(), Some(5_000));
         assert_eq!(over.map(|over| over.outcome), Some(outcome));
-        table.with(7, |it| it.word = Some(Word::new(0, 9, established())));
+        table.with(7, |it| it.word = Some(Word::new(table.now.get(), 9, established())));
     }
 }
 
