@@ -4,7 +4,7 @@
 use std::{array, time::Duration};
 
 use anyhow::{Result, ensure};
-use aya::maps::Array;
+use aya::maps::{Array, Map};
 use nix::time::{ClockId, clock_gettime};
 use twheel::{
     clock::Clock,
@@ -21,9 +21,10 @@ use twheel_common::{
     counter::{Counter, FIRST_INTERFACE},
     event::Reason,
     flow::{Direction, FlowKey},
+    offload::Life,
     rule::Rule,
     step::{Deleted, MAX_DELETES},
-    table::Hash,
+    table::{Hash, Line},
 };
 use twheel_tests::order::Order;
 
@@ -220,6 +221,19 @@ impl Bench {
         let mut flows: Vec<_> = self.flows.iter().map(|flow| source(&flow.key)).collect();
         self.random.shuffle(&mut flows);
         Ok(flows)
+    }
+
+    /// Registers all flows, as programs do that hand their timeouts over: data of both sides counts.
+    pub fn register(&self) -> Result<()> {
+        let mut lines = Array::<_, Line>::try_from(Map::Array(self.plane.open("FLOWS")?))?;
+        let (low, high) = (Direction::FromLow, Direction::FromHigh);
+        let marks = Life(Life::data(low).0 | Life::data(high).0).marks();
+        for place in 0..lines.len() {
+            let mut line = lines.get(&place, 0)?;
+            line.details.iter_mut().for_each(|it| *it |= marks);
+            lines.set(place, line, 0)?;
+        }
+        Ok(())
     }
 
     /// The fraction of flows that are in their home.

@@ -36,11 +36,17 @@ const DATA: &str = "data: both sides of the flows were seen, and the first packe
 const SEVERAL: &str = "several interfaces";
 /// … and if the interface is in a zone, which is part of the key.
 const ZONE: &str = "several interfaces, in zones";
+/// All flows are registered, as their programs have handed over their timeouts.
+const OFFLOAD: &str = "--offload, all flows registered";
+/// The same, and as for [`DATA`].
+const OFFLOAD_DATA: &str = "--offload, all flows registered, and data";
 /// Options that cost more, and the maximum cost of a touch with each.
-const OPTIONS: [(&str, &str, Option<f64>); 5] = [
+const OPTIONS: [(&str, &str, Option<f64>); 7] = [
     (SEVERAL, "several", None),
     (ZONE, "zone", None),
     (DATA, "data", None),
+    (OFFLOAD, "offload", None),
+    (OFFLOAD_DATA, "offload_data", None),
     ("--accounting", "accounting", Some(0.60)),
     ("--rto on", "rto", Some(0.75)),
 ];
@@ -334,6 +340,7 @@ fn measure(flows: u32, rounds: u32, option: &str) -> Result<Measured> {
     let timeout = Duration::from_secs(3600);
     let mut config = plane::config(clock, timeout, flows.max(SMALLEST_TABLE))?;
     config.0.accounting = (option == "--accounting").into();
+    config.0.offload = [OFFLOAD, OFFLOAD_DATA].contains(&option).into();
     config.0.rto.on = (option == "--rto on").into();
     let mut bench = match option {
         SEVERAL => Bench::load_several(config, clock, 0)?,
@@ -343,8 +350,11 @@ fn measure(flows: u32, rounds: u32, option: &str) -> Result<Measured> {
     let trackers = [peers::LRU, peers::SMALL, peers::RESIZABLE];
     let mut peers = Peers::trackers(&trackers, flows.max(SMALLEST_TABLE))?;
     let all = bench.age(flows, true, Some(&mut peers))?;
-    let mut touched = 0;
-    if option == DATA {
+    if config.0.offload != 0 {
+        bench.register()?;
+    }
+    let (mut touched, has_data) = (0, [DATA, OFFLOAD_DATA].contains(&option));
+    if has_data {
         bench.run("touch", Segment::Reply, &all)?;
         touched += u64::from(flows);
     }
@@ -357,7 +367,7 @@ fn measure(flows: u32, rounds: u32, option: &str) -> Result<Measured> {
             let number = (turn + round as usize) % VARIANTS.len();
             let (_, program, segment) = VARIANTS[number];
             let segment = match segment {
-                Segment::Ack if option == DATA => Segment::Data(1 + round),
+                Segment::Ack if has_data => Segment::Data(1 + round),
                 segment => segment,
             };
             let order: Vec<_> = (0..PACKETS).map(|_| one_of(&mut bench.random)).collect();

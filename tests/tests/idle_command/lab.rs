@@ -29,6 +29,7 @@ use twheel_tests::{
     pair::{Family, Pair, SERVER},
     process::Process,
     running::Twheel,
+    schema,
 };
 
 /// Tells this program to be a service.
@@ -124,6 +125,7 @@ pub fn talk(mut stream: &TcpStream) -> Result<()> {
 pub fn reports(idle: &Process) -> Result<HashMap<SocketAddr, Vec<Value>>> {
     let mut found: HashMap<_, Vec<_>> = HashMap::new();
     for line in idle.log().lines().filter(|line| line.starts_with('{')) {
+        schema::check(line)?;
         let value: Value = serde_json::from_str(line)?;
         let remote = value["remote"].as_str().context("no remote")?.parse()?;
         found.entry(remote).or_default().push(value);

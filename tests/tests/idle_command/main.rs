@@ -60,7 +60,7 @@ fn each_idle_connection_is_reported_once_until_it_is_active_again() -> Result<()
     assert_eq!(report["pid"].to_string(), pid);
     assert_eq!(report["action"], "notify");
     ensure!(
-        report["idle"].as_f64().context("no idle")? >= 0.7,
+        report["idle_us"].as_u64().context("no idle_us")? >= 700_000,
         "{report}"
     );
     ensure!(

@@ -2,16 +2,16 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fmt::Write as _,
-    io,
+    io::{self, Write as _},
+    net::SocketAddr,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::Path,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
 use nix::sys::socket::{Shutdown, shutdown};
-use serde_json::json;
+use serde::Serialize;
 use twheel_client::{
     channel::{Channel, Packet},
     cookie_of, idle_of,
@@ -25,6 +25,7 @@ use super::{
 use crate::{
     cli::select::while_read,
     failure::{Failure, Kind},
+    output::json,
 };
 
 /// How long to wait with a connection that twheel has refused.
@@ -382,7 +383,7 @@ impl Watch {
 
     /// Registrations are over.
     fn over(&mut self, events: &[Event]) -> Result<()> {
-        let mut lines = String::new();
+        let mut lines = Vec::new();
         for event in events {
             let Some(held) = self.held.get_mut(&event.tag) else {
                 continue;
@@ -402,7 +403,7 @@ impl Watch {
                         held.phase = Phase::New;
                         continue;
                     }
-                    writeln!(lines, "{}", line(held, event, &self.idle))?;
+                    report(held, event, &self.idle, &mut lines)?;
                 }
                 Some(Outcome::Unseen) => {
                     held.phase = Phase::Unseen;
@@ -419,7 +420,7 @@ impl Watch {
         }
         match lines.is_empty() {
             true => Ok(()),
-            false => while_read(|out| Ok(out.write_all(lines.as_bytes())?)),
+            false => while_read(|out| Ok(out.write_all(&lines)?)),
         }
     }
 }
@@ -483,30 +484,40 @@ fn written(ends: Option<Ends>) -> String {
     })
 }
 
-fn line(held: &Held, event: &Event, idle: &Idle) -> String {
-    let seconds = f64::from(event.idle) / 1000.0;
-    if !idle.json {
-        let done = match idle.action {
-            Action::Notify => "",
-            Action::Shutdown => "  shut down",
-            Action::Destroy => "  destroyed",
+/// Writes that a connection was idle.
+fn report(held: &Held, event: &Event, idle: &Idle, to: &mut Vec<u8>) -> io::Result<()> {
+    let passed = Duration::from_millis(event.idle.into());
+    if idle.json {
+        let body = Line {
+            local: held.ends.map(|(local, _)| local),
+            remote: held.ends.map(|(_, remote)| remote),
+            pid: held.pid,
+            idle_us: passed.as_micros() as u64,
+            action: match idle.action {
+                Action::Notify => "notify",
+                Action::Shutdown => "shutdown",
+                Action::Destroy => "destroy",
+            },
         };
-        let ends = written(held.ends);
-        return format!("idle     {ends}  process {}  {seconds:.1}s{done}", held.pid);
+        return json::write_now("idle", body, to);
     }
-    let (local, remote) = held.ends.unzip();
-    json!({
-        "event": "idle",
-        "time": humantime::format_rfc3339_micros(SystemTime::now()).to_string(),
-        "local": local.map(|it| it.to_string()),
-        "remote": remote.map(|it| it.to_string()),
-        "pid": held.pid,
-        "idle": seconds,
-        "action": match idle.action {
-            Action::Notify => "notify",
-            Action::Shutdown => "shutdown",
-            Action::Destroy => "destroy",
-        },
-    })
-    .to_string()
+    let done = match idle.action {
+        Action::Notify => "",
+        Action::Shutdown => "  shut down",
+        Action::Destroy => "  destroyed",
+    };
+    let (ends, pid, seconds) = (written(held.ends), held.pid, passed.as_secs_f64());
+    writeln!(to, "idle     {ends}  process {pid}  {seconds:.1}s{done}")
+}
+
+/// What a line of JSON tells.
+#[derive(Serialize)]
+struct Line {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    local: Option<SocketAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remote: Option<SocketAddr>,
+    pid: u32,
+    idle_us: u64,
+    action: &'static str,
 }

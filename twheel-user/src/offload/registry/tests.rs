@@ -333,7 +333,9 @@ fn what_is_not_open_is_refused_and_its_end_is_told() {
         table.with(7, |it| it.word = None);
         let over = registry.ended(&key(7), id.generation(), Some(5_000));
         assert_eq!(over.map(|over| over.outcome), Some(outcome));
-        table.with(7, |it| it.word = Some(Word::new(table.now.get(), 9, established())));
+        table.with(7, |it| {
+            it.word = Some(Word::new(table.now.get(), 9, established()))
+        });
     }
 }
 
