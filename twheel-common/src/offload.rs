@@ -27,11 +27,15 @@ pub struct Offload {
     pub heard: u32,
     /// 0, so that both can be compared and exchanged as one word.
     pub reserved: u32,
-    /// Units for which the flow stays in the table at least, while it is established.
+    /// Units for which the flow stays in the table at least, while it is established; and [`UNSEEN`].
     pub stay: u32,
     /// The registration's place in the running twheel. The data plane does not read it.
     pub place: u32,
 }
+
+/// Bit of [`Offload::stay`]: no packet of the flow had been seen when it was registered. The data
+/// plane does not heed it.
+pub const UNSEEN: u32 = 1 << 31;
 
 /// Bit of a line's [`details`](crate::table::Line::details): the flow is registered. Userspace
 /// sets it and the two that follow, by an atomic operation on the mapped table; a record that gets

@@ -231,6 +231,11 @@ pub static CALLS: LruHashMap<u64, Answer> = LruHashMap::with_max_entries(1, 0);
 #[map]
 pub static META: Array<Meta> = Array::pinned(1, 0);
 
+/// What the running twheel proves by whose a registration is. Unlike other maps it is not for the
+/// group that may use the instance.
+#[map]
+pub static OFFLOAD_KEY: Array<[u64; 2]> = Array::pinned(1, 0);
+
 /// Values that the clock has had: [`jiffies`]. Not pinned: a value that is not recorded counts as
 /// possibly skipped.
 #[map]

@@ -4,7 +4,7 @@ use twheel_common::{
     flow::Word,
     key::Direction,
     numbers::{advance, is_apart},
-    offload::{FRESH, Heard, MARKS, OFFLOADED, Offload, SETTLING, counts, later, settle},
+    offload::{FRESH, Heard, MARKS, OFFLOADED, Offload, SETTLING, UNSEEN, counts, later, settle},
     seen::Seen,
     segment::Segment,
 };
@@ -189,5 +189,5 @@ extern "C" fn offload_stay(index: u32) -> u64 {
     let offload: *const Offload = offload;
     // SAFETY: a value of the map. Volatile, because userspace stores there.
     let stay = unsafe { (&raw const (*offload).stay).read_volatile() };
-    stay.into()
+    (stay & !UNSEEN).into()
 }

@@ -9,7 +9,10 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::socket::{UnixAddr, connect, setsockopt, sockopt::Linger};
-use twheel_client::protocol::{self, Kind, Op};
+use twheel_client::{
+    Action, Outcome,
+    protocol::{self, Kind, Op},
+};
 use twheel_tests::pair::Connection;
 
 use crate::{
@@ -293,6 +296,41 @@ fn a_socket_that_is_locked_holds_up_nobody_else() -> Result<()> {
         ensure!(number == 9 && replies[0].error == 0, "{replies:?}");
         ensure!(raw.replies()?.1[0].error != 0);
         drop((client, other));
+        Ok(())
+    })?;
+    lab.end()
+}
+
+/// So does whoever asks the kernel of the socket when its timer is over, or has it end the connection.
+#[test]
+fn a_socket_that_is_locked_at_its_end_holds_up_nobody_else() -> Result<()> {
+    let lab = Lab::new("end", &[])?;
+    rights::open_to_all(&lab)?;
+    lab.withstands("a socket that is locked when it is to be destroyed", || {
+        let other = Other::connect(&lab.path(), NOBODY)?;
+        let (raw, withheld) = (&other.raw, Withheld::new()?);
+        let Connection { server, client, .. } = lab.connect(0)?;
+        let mut request = start(500, DATA, 5);
+        request.action = Action::Destroy as u8;
+        ensure!(raw.error(request, &[server.as_fd()])? == 0);
+        std::thread::scope(|scope| -> Result<()> {
+            let sender = scope.spawn(|| withheld.send(&server));
+            let served = (|| {
+                std::thread::sleep(millis(200));
+                ensure!(!sender.is_finished(), "the memory was there");
+                ensure!(!raw.is_ready(millis(700))?, "it was not locked");
+                lab.serves()
+            })();
+            withheld.appear()?;
+            sender.join().expect("the sender panicked")?;
+            served
+        })?;
+        let events = raw.events()?;
+        ensure!(events[0].what == Outcome::Expired as u32, "{events:?}");
+        let end = std::io::copy(&mut &client, &mut std::io::sink());
+        let end = end.expect_err("an end in order").kind();
+        ensure!(end == std::io::ErrorKind::ConnectionReset, "{end}");
+        drop(other);
         Ok(())
     })?;
     lab.end()

@@ -79,8 +79,8 @@ pub struct Slot {
     pub claimed: Option<Instant>,
     /// Where it is kept.
     pub phase: Phase,
-    /// Waits for its next phase.
-    pub waker: Option<Waker>,
+    /// Wait for its next phase.
+    pub wakers: Vec<Waker>,
     /// What its end is queued with; `None`: it is waited for.
     pub queued: Option<u64>,
 }
@@ -98,7 +98,7 @@ impl Slot {
             asked: false,
             claimed: None,
             phase: Phase::Free,
-            waker: None,
+            wakers: Vec::new(),
             queued: None,
         }
     }
@@ -144,11 +144,16 @@ impl Slot {
             .is_some_and(|latest| latest > claimed + JIFFY)
     }
 
-    /// Wakes whoever waits for its next phase.
-    pub fn wake(&mut self) {
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
+    /// Has somebody wait for its next phase, too.
+    pub fn await_phase(&mut self, waker: &Waker) {
+        if !self.wakers.iter().any(|it| it.will_wake(waker)) {
+            self.wakers.push(waker.clone());
         }
+    }
+
+    /// Wakes those who wait for its next phase.
+    pub fn wake(&mut self) {
+        self.wakers.drain(..).for_each(Waker::wake);
     }
 }
 

@@ -50,7 +50,7 @@ impl Socket {
         }
         // SAFETY: the descriptor was open just now. Should its owner close it at this moment, then
         // calls fail, or meet another descriptor: twheel tells that by the cookie, and other calls
-        // ask no more of it than its times, or end a connection that nobody can have used yet.
+        // ask no more of it than its times.
         Some(unsafe { BorrowedFd::borrow_raw(self.descriptor) })
     }
 
@@ -61,10 +61,14 @@ impl Socket {
 
     /// Ends the connection, as an [`Action`] says.
     pub fn end(&self, action: Action) {
-        let Some(socket) = self.get() else {
+        // A descriptor of its own: the number may mean another connection at any moment.
+        let Some(Ok(own)) = self.get().map(|socket| socket.try_clone_to_owned()) else {
             return;
         };
-        let descriptor = socket.as_raw_fd();
+        let descriptor = own.as_raw_fd();
+        if cookie(descriptor).ok() != Some(self.cookie) {
+            return;
+        }
         match action {
             Action::Notify => {}
             Action::Shutdown => {

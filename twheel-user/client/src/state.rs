@@ -139,7 +139,7 @@ impl State {
         let slot = &mut self.slots[place as usize];
         slot.phase = Phase::Free;
         slot.turn = slot.turn.wrapping_add(1);
-        slot.waker = None;
+        slot.wakers.clear();
         self.free.push(place);
     }
 
@@ -149,7 +149,7 @@ impl State {
         let slot = &mut self.slots[place as usize];
         match slot.phase {
             Phase::Starting => {
-                slot.waker = Some(waker.clone());
+                slot.await_phase(waker);
                 None
             }
             Phase::Over(Err(error)) => Some(Err(error)),
@@ -164,7 +164,7 @@ impl State {
         if let Phase::Over(ended) = slot.phase {
             return Some(ended);
         }
-        slot.waker = Some(waker.clone());
+        slot.await_phase(waker);
         None
     }
 
@@ -354,13 +354,13 @@ impl State {
                     self.finish(tag, Err(libc::ENOTCONN));
                 }
             }
-            // Nobody could keep a timer of these.
+            // Nobody could keep a timer of these. (Of a connection that another client has registered, or
+            // whose other end is, this process can.)
             (
                 error @ (libc::ENOTSOCK
                 | libc::EPROTOTYPE
                 | libc::ENOTCONN
                 | libc::EINVAL
-                | libc::EEXIST
                 | libc::EBADF),
                 Phase::Starting,
             ) => self.finish(tag, Err(error)),

@@ -31,6 +31,8 @@ use crate::{
 const RETRY: Duration = Duration::from_millis(500);
 /// How often a twheel is tried that serves as many programs as it may.
 const SLOW: Duration = Duration::from_secs(10);
+/// How long to wait if the kernel has no room for what is sent.
+const FULL: Duration = Duration::from_millis(10);
 
 /// What the thread shares with the handles.
 pub struct Shared {
@@ -219,6 +221,17 @@ fn send(shared: &Shared, channel: &Channel) -> io::Result<bool> {
         match sent {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 shared.state().put_back(number, there);
+                return Ok(true);
+            }
+            // Too much of the user's is on its way for now, also of its other programs.
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::ETOOMANYREFS | libc::ENOBUFS | libc::ENOMEM)
+                ) =>
+            {
+                shared.state().put_back(number, there);
+                thread::sleep(FULL);
                 return Ok(true);
             }
             // One was closed just now.

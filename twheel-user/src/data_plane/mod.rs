@@ -545,8 +545,8 @@ pub(crate) fn remove_pin(name: &str, instance: &Instance) -> Result<PathBuf> {
 }
 
 /// Random keys from the kernel's generator.
-fn random_keys() -> Result<[u64; 11]> {
-    let mut keys = [0; 11];
+pub(crate) fn random_keys<const COUNT: usize>() -> Result<[u64; COUNT]> {
+    let mut keys = [0; COUNT];
     io::Read::read_exact(
         &mut std::fs::File::open("/dev/urandom").context("cannot open /dev/urandom")?,
         keys.as_mut_bytes(),

@@ -1,4 +1,4 @@
-//! Looks at what programs have passed, and closes it. Either may take for as long as a program
+//! Looks at what programs have passed, and closes it; and asks the kernel of their sockets. Each may take for as long as a program
 //! likes: a socket is locked while data is sent from memory that comes late, and whoever closes the
 //! last copy of a descriptor waits for data to be sent (`SO_LINGER`), or for a file system. So two
 //! threads do that for each user, one of them each, and the others' programs go on.
@@ -18,10 +18,12 @@ use std::{
 use twheel_client::protocol::{Request, SOCKETS};
 
 use super::{
+    asking::{self, Question},
     ends::Shared,
     program::WAITING,
     rights::{self, Passed},
 };
+use crate::clock::Clock;
 
 /// For how long a thread waits that has nothing to do.
 const IDLE: Duration = Duration::from_millis(200);
@@ -89,6 +91,13 @@ struct Open {
 }
 
 impl User {
+    /// Nothing of it is open, and its threads have ended.
+    fn is_done(&self) -> bool {
+        let works = [&self.closes, &self.looks];
+        let has_ended = |it: &Worker| it.jobs.load(Ordering::SeqCst) >= GONE;
+        works.into_iter().flatten().all(has_ended) && self.open.size.load(Ordering::SeqCst) == 0
+    }
+
     fn connections(&self) -> usize {
         self.open.connections.load(Ordering::SeqCst)
     }
@@ -168,6 +177,27 @@ impl Closers {
         };
         let user = self.users.entry(uid).or_default();
         give(&mut user.looks, "twheel-look", Box::new(look));
+    }
+
+    /// Has the kernel asked of registrations of a user's programs that are over. The serving thread
+    /// is woken when that is [done](Shared::answered).
+    pub(super) fn ask(&mut self, uid: u32, mut questions: Vec<Question>, clock: Clock) {
+        let shared = self.shared.clone();
+        let ask = move || {
+            asking::answer(&mut questions, clock);
+            let answered = shared.answered.lock();
+            let mut answered = answered.unwrap_or_else(PoisonError::into_inner);
+            answered.append(&mut questions);
+            drop(answered);
+            let _ = shared.wake.write(1);
+        };
+        let user = self.users.entry(uid).or_default();
+        give(&mut user.looks, "twheel-look", Box::new(ask));
+    }
+
+    /// Forgets users of whom nothing is left to do.
+    pub(super) fn forget(&mut self) {
+        self.users.retain(|_, user| !user.is_done());
     }
 
     /// Has those closed that came with a packet.

@@ -8,7 +8,10 @@ use std::sync::{
 use nix::sys::eventfd::EventFd;
 use twheel_common::{event::Record, key::FlowKey};
 
-use super::{closing::Inspected, tally::Counts};
+use super::{asking::Question, closing::Inspected, tally::Counts};
+
+/// If as many ends wait for the thread, it is told of no more.
+const MOST: usize = 1 << 18;
 
 /// A flow's end, as it is passed to the thread.
 pub(super) struct Ended {
@@ -26,6 +29,8 @@ pub(super) struct Shared {
     pub(super) ended: Mutex<Vec<Ended>>,
     /// Packets whose sockets were looked at.
     pub(super) inspected: Mutex<Vec<Inspected>>,
+    /// Registrations that are over, of which the kernel was asked.
+    pub(super) answered: Mutex<Vec<Question>>,
     pub(super) wake: EventFd,
 }
 
@@ -48,7 +53,10 @@ impl Ends {
             Record::Begun(_) | Record::Updated(_) | Record::Rto(_) => None,
         });
         let mut ended = self.0.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        ended.extend(ends);
+        // An end that the thread does not learn of, it finds out when the timeout has passed.
+        if ended.len() < MOST {
+            ended.extend(ends);
+        }
         drop(ended);
         // If the counter is full, the thread is awake anyway.
         let _ = self.0.wake.write(1);

@@ -12,6 +12,7 @@
 //! | where programs are awaited | `listener.rs` |
 //! | what becomes of flows that were entered for them | `entered.rs` |
 //! | how what they have passed is looked at and closed | `closing.rs` |
+//! | how the kernel is asked of sockets, and connections are ended | `asking.rs` |
 //! | the thread | `server.rs` |
 //! | what programs ask for | `requests.rs` |
 //! | what is counted | `tally.rs` |
@@ -19,6 +20,7 @@
 //!
 //! The messages are those of `twheel_client::protocol`.
 
+mod asking;
 mod closing;
 mod ends;
 mod entered;

@@ -2,17 +2,21 @@
 
 use std::sync::PoisonError;
 
-use twheel_client::protocol::{Action, Event, Outcome};
-use twheel_common::{key::FlowKey, state::State};
+use twheel_client::protocol::{Event, Outcome};
+use twheel_common::key::FlowKey;
 
-use super::{ends::Ended, registry::Over, server::Thread};
-use crate::{
-    flows::Flow,
-    sockets::{FoundSocket, Protocol},
+use super::{
+    asking::{Question, is_to_be_asked},
+    ends::Ended,
+    registry::Over,
+    server::Thread,
 };
+use crate::flows::Flow;
 
 /// Most registrations that end before programs have their turn.
-const ENDS: usize = 1_024;
+const ENDS: usize = 8_192;
+/// Most registrations that are looked at before that.
+const LOOKS: u32 = 16_384;
 
 impl Thread {
     pub(super) fn take_ended(&mut self) {
@@ -40,8 +44,9 @@ impl Thread {
     }
 
     pub(super) fn expire(&mut self) {
+        let mut looks = LOOKS;
         for _ in 0..ENDS {
-            let Some(over) = self.registry.expire() else {
+            let Some(over) = self.registry.expire(&mut looks) else {
                 return;
             };
             let is_it = |flow: &Flow| flow.word.generation() == over.id.generation();
@@ -50,25 +55,37 @@ impl Thread {
         }
     }
 
-    /// Tells a program that a registration is over, and does what it has asked for.
+    /// Tells a program that a registration is over, or has the kernel asked before.
     fn over(&mut self, over: Over, key: &FlowKey) {
-        let mut outcome = over.outcome;
-        let is_unseen = match outcome {
-            Outcome::Expired => over.entered && !self.is_idle(&over, key),
-            // Its end may have been guessed.
-            Outcome::Closed => self.lives(&over, key),
-            Outcome::Unseen => true,
+        let program = self.programs.get(usize::from(over.owner));
+        let Some(Some(program)) = program else {
+            return;
         };
-        if is_unseen {
-            outcome = Outcome::Unseen;
+        match is_to_be_asked(&over) {
+            true => self.asking.add(program, over, key),
+            false => self.tell(&over),
         }
-        if outcome == Outcome::Expired && over.action == Action::Destroy {
-            self.destroy(&over, key);
+    }
+
+    /// Tells programs of registrations of which the kernel was asked.
+    pub(super) fn take_answered(&mut self) {
+        let answered = self.shared.answered.lock();
+        let answered = std::mem::take(&mut *answered.unwrap_or_else(PoisonError::into_inner));
+        for Question { over, program, .. } in answered {
+            let held = self.programs.get(usize::from(over.owner));
+            if let Some(Some(held)) = held
+                && held.number == program
+            {
+                self.tell(&over);
+            }
         }
+    }
+
+    fn tell(&mut self, over: &Over) {
         let idle = self.clock.duration(over.idle.into()).as_millis();
         let event = Event {
-            what: outcome as u32,
-            idle: match outcome {
+            what: over.outcome as u32,
+            idle: match over.outcome {
                 Outcome::Expired => u32::try_from(idle).unwrap_or(u32::MAX),
                 Outcome::Closed | Outcome::Unseen => 0,
             },
@@ -78,45 +95,7 @@ impl Thread {
         };
         if let Some(Some(program)) = self.programs.get_mut(usize::from(over.owner)) {
             program.tell(event);
-            self.shared.counts.tell(outcome);
+            self.shared.counts.tell(over.outcome);
         }
-    }
-
-    /// Whether the socket was idle, too. This is asked of connections of which no packet had been
-    /// seen before they were registered: perhaps none of their packets passes here.
-    fn is_idle(&mut self, over: &Over, key: &FlowKey) -> bool {
-        let idle = self.clock.duration(over.idle.into());
-        let tolerance = 3 * self.clock.unit();
-        match self.found(over, key) {
-            Some(socket) => socket.idle.is_none_or(|its| its + tolerance >= idle),
-            // It was closed, or is bound to an interface, where it was not looked for: its program
-            // knows. Named endpoints need not be those of a socket.
-            None => over.cookie == 0,
-        }
-    }
-
-    /// Whether the socket is that of an established connection.
-    fn lives(&mut self, over: &Over, key: &FlowKey) -> bool {
-        let seen = self.found(over, key).and_then(|socket| {
-            let local = over.id.local();
-            socket.seen(local, local)
-        });
-        seen.is_some_and(|seen| seen.state() == State::Established)
-    }
-
-    fn destroy(&mut self, over: &Over, key: &FlowKey) {
-        if let Some(socket) = self.found(over, key)
-            && let Err(error) = self.sockets.close(socket)
-        {
-            log::debug!("cannot close a socket: {error}");
-        }
-    }
-
-    /// The socket of a registration.
-    fn found(&mut self, over: &Over, key: &FlowKey) -> Option<FoundSocket> {
-        let local = over.id.local();
-        let ends = (key.sender(local), key.sender(local.reverse()));
-        let found = self.sockets.find(Protocol::Tcp, ends, 0).ok()??;
-        (over.cookie == 0 || found.cookie() == over.cookie).then_some(found)
     }
 }

@@ -11,7 +11,7 @@ use twheel_client::protocol::{Action, Outcome};
 use twheel_common::{
     flow::{self, Word},
     key::{Direction, FlowKey},
-    offload::{FRESH, Life, Offload, SETTLING},
+    offload::{FRESH, Life, Offload, SETTLING, UNSEEN},
     seen::Seen,
     table::WINDOW,
     visit::visit,
@@ -51,8 +51,8 @@ impl How {
     /// The program's end is the key's high one.
     const HIGH: u8 = 1 << 7;
 
-    fn of(start: &Start) -> Self {
-        let entered = if start.entered { Self::ENTERED } else { 0 };
+    fn of(start: &Start, entered: bool) -> Self {
+        let entered = if entered { Self::ENTERED } else { 0 };
         let high = match start.local {
             Direction::FromLow => 0,
             Direction::FromHigh => Self::HIGH,
@@ -227,7 +227,7 @@ impl<T: Table> Registry<T> {
         if let Some(place) = self.place_of(record, generation) {
             let held = &self.all[place as usize];
             if !self.is_leaving(held.owner) {
-                let is_other_end = held.how.has(How::HIGH) != How::of(start).has(How::HIGH);
+                let is_other_end = held.how.has(How::HIGH) != (start.local == Direction::FromHigh);
                 return Err(match is_other_end {
                     true => Refusal::OtherEnd,
                     false => Refusal::Taken,
@@ -235,6 +235,9 @@ impl<T: Table> Registry<T> {
             }
             self.remove(place);
         }
+        // What came since an earlier run has registered it may be forged.
+        let was_unseen = !begins && self.table.offload(record).stay & UNSEEN != 0;
+        let how = How::of(start, was_unseen || word.seen().is_unplaced());
         let place = self.place()?;
         let owner = usize::from(start.owner);
         if self.owned.len() <= owner {
@@ -250,9 +253,9 @@ impl<T: Table> Registry<T> {
             owner: start.owner,
             fingerprint: fingerprint(&start.key),
             life: start.life,
-            how: How::of(start),
+            how,
         };
-        let stay = self.stay(start.timeout);
+        let stay = self.stay(start.timeout, how);
         let (now, marks) = (self.table.now(), start.life.marks());
         if begins {
             self.table.mark(record, 0);
@@ -298,11 +301,13 @@ impl<T: Table> Registry<T> {
         };
         let held = &mut self.all[place as usize];
         held.timeout = timeout.unwrap_or(held.timeout);
+        let how = held.how;
         let timeout = held.timeout;
         let idle = idle.min(timeout);
         let since = (self.table.now() as u32).wrapping_sub(idle);
         self.table.raise_heard(id.record(), since);
-        self.table.set_kept(id.record(), self.stay(timeout), place);
+        self.table
+            .set_kept(id.record(), self.stay(timeout, how), place);
         self.arm(place, u64::from(timeout - idle) + u64::from(self.doubt));
         true
     }
@@ -357,10 +362,11 @@ impl<T: Table> Registry<T> {
     }
 
     /// Ends the next registration whose connection has been idle or has ended; `None`: there is none
-    /// now.
-    pub fn expire(&mut self) -> Option<Over> {
+    /// now, or it has looked at so many.
+    pub fn expire(&mut self, looks: &mut u32) -> Option<Over> {
         let now = self.table.now();
         loop {
+            *looks = looks.checked_sub(1)?;
             let place = self.wheel.expire(&mut self.nodes, now - self.epoch)?;
             let held = self.all[place as usize];
             if self.is_leaving(held.owner) {
@@ -439,8 +445,10 @@ impl<T: Table> Registry<T> {
 
     /// For how long the data plane keeps a flow: longer than its timeout. So it is this wheel that
     /// finds out that the timeout has passed, also if the running twheel was away for a moment.
-    fn stay(&self, timeout: u32) -> u32 {
-        timeout.saturating_mul(2).saturating_add(self.margin)
+    fn stay(&self, timeout: u32, how: How) -> u32 {
+        let stay = timeout.saturating_mul(2).saturating_add(self.margin);
+        let unseen = if how.has(How::ENTERED) { UNSEEN } else { 0 };
+        stay.min(!UNSEEN) | unseen
     }
 
     /// Looks at a registration after so many units.

@@ -7,10 +7,11 @@ use std::{
     time::Duration,
 };
 
+use anyhow::{Context as _, Result};
+use aya::maps::{Array, Map};
 use siphasher::sip::SipHasher24;
 use twheel_client::protocol::{Action, ENDPOINTS, Op, Reply, Request, life};
 use twheel_common::{
-    config::Meta,
     key::{Direction, FlowKey},
     offload::Life,
     packet::PROTO_TCP,
@@ -19,7 +20,6 @@ use twheel_common::{
     state::State,
     step::Enter,
 };
-use zerocopy::IntoBytes as _;
 
 use super::{
     closing::{Inspected, Packet},
@@ -27,6 +27,7 @@ use super::{
     rights::Passed,
     server::Thread,
 };
+use crate::{data_plane::random_keys, pins::Pins};
 
 /// Most packets that are answered before others have their turn.
 pub(super) const PACKETS: usize = 16;
@@ -140,11 +141,10 @@ impl Thread {
             (passed.local, passed.remote, passed.cookie)
         };
         let (key, direction) = key(local, remote);
-        let mut start = self.checked(owner, request, (key, direction), cookie)?;
+        let start = self.checked(owner, request, (key, direction), cookie)?;
         let mut started = self.registry.start(&start);
         if started == Err(Refusal::Unknown) {
             self.enter(&key, direction, local.port() > remote.port())?;
-            start.entered = true;
             started = self.registry.start(&start);
             if started == Err(Refusal::Unknown) {
                 // The table has no room for the flow.
@@ -158,6 +158,9 @@ impl Thread {
 
     fn reclaim(&mut self, owner: u16, request: &Request) -> Result<Reply, i32> {
         let (id, cookie) = (Id(request.id), request.cookie);
+        if cookie == 0 && !self.peer(owner).ok_or(libc::ENOTCONN)?.is_admin {
+            return Err(libc::EPERM);
+        }
         let differs = |key: &FlowKey| request.token ^ self.registered(id, cookie, owner, key).token;
         if differs(&FlowKey::NONE) & !OF_KEY != 0 {
             return Err(libc::EPERM);
@@ -168,8 +171,7 @@ impl Thread {
         if differs(&flow.key) != 0 {
             return Err(libc::EPERM);
         }
-        let mut start = self.checked(owner, request, (flow.key, id.local()), cookie)?;
-        start.entered = flow.word.seen().is_unplaced();
+        let start = self.checked(owner, request, (flow.key, id.local()), cookie)?;
         let id = self.registry.reclaim(id, &start).map_err(number)?;
         self.take(owner);
         Ok(self.registered(id, cookie, owner, &flow.key))
@@ -203,7 +205,6 @@ impl Thread {
             life: life_of(request.life, local),
             action: Action::from_raw(request.action).ok_or(libc::EINVAL)?,
             owner,
-            entered: false,
             idle: self.idle(request),
         })
     }
@@ -277,12 +278,15 @@ fn mac([one, two]: [u64; 2], of: &[u64]) -> u64 {
 }
 
 /// Keys that only this instance knows, and later runs that adopt its table.
-pub(super) fn secret(meta: &Meta) -> [u64; 2] {
-    [1, 2].map(|number| {
-        let mut hasher = SipHasher24::new_with_keys(number, number);
-        hasher.write(meta.hash.as_bytes());
-        hasher.finish()
-    })
+pub(super) fn secret(pins: &Pins) -> Result<[u64; 2]> {
+    let map = Map::Array(pins.map("OFFLOAD_KEY")?);
+    let mut map = Array::<_, [u64; 2]>::try_from(map).context("OFFLOAD_KEY is another map")?;
+    let mut keys = map.get(&0, 0).context("cannot read OFFLOAD_KEY")?;
+    if keys == [0; 2] {
+        keys = random_keys()?;
+        map.set(0, keys, 0).context("cannot write OFFLOAD_KEY")?;
+    }
+    Ok(keys)
 }
 
 /// The longest timeout: fewer units of any clock than the wheel has ticks.

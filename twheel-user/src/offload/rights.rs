@@ -3,7 +3,10 @@
 use std::{
     fs, io,
     net::SocketAddr,
-    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd},
+        unix::fs::MetadataExt as _,
+    },
 };
 
 use nix::sys::socket::{
@@ -55,6 +58,12 @@ fn is_admin(credentials: &UnixCredentials) -> Option<bool> {
             .clone()
             .all(|uid| uid.parse() == Ok(credentials.uid()))
     {
+        return Some(false);
+    }
+    // The kernel gives the files of a process to root when it has gained rights by what it runs: its
+    // program has capabilities of its own.
+    let owner = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+    if owner != credentials.uid() {
         return Some(false);
     }
     let own = fs::read_to_string("/proc/self/uid_map").ok()?;

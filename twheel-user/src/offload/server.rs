@@ -23,6 +23,7 @@ use twheel_client::protocol::{self, Kind, Welcome};
 use twheel_common::config::Config;
 
 use super::{
+    asking::Asking,
     closing::{Closers, Inspected, Packet},
     ends::{Ended, Ends, Shared},
     listener::Listener,
@@ -33,7 +34,7 @@ use super::{
     table::{Mapping, Table as _},
     tally::{Counts, Tally},
 };
-use crate::{call::Callable, clock::Clock, data_plane, pins::Pins, sockets::Sockets};
+use crate::{call::Callable, clock::Clock, data_plane, pins::Pins};
 
 /// Most programs at a time.
 const PROGRAMS: usize = 1_024;
@@ -91,6 +92,7 @@ impl Offloads {
             counts: Counts::default(),
             ended: Mutex::default(),
             inspected: Mutex::default(),
+            answered: Mutex::default(),
             wake: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
         });
         let mut thread = Thread::new(listener, pins, plane, shared.clone())?;
@@ -148,7 +150,8 @@ pub(super) struct Thread {
     pub(super) sweep: Callable,
     pub(super) enter: Callable,
     pub(super) delete: Callable,
-    pub(super) sockets: Sockets,
+    /// What the kernel is to be asked.
+    pub(super) asking: Asking,
     pub(super) registry: Registry<Mapping>,
     pub(super) programs: Vec<Option<Program>>,
     pub(super) closers: Closers,
@@ -211,14 +214,14 @@ impl Thread {
             sweep,
             enter: pins.callable("twheel_enter")?,
             delete: pins.callable("twheel_delete")?,
-            sockets: Sockets::open()?,
+            asking: Asking::default(),
             registry: Registry::new(table, shape),
             programs: Vec::new(),
             users: HashMap::new(),
             limit: limit.unwrap_or(meta.max_flows / 2),
             table: meta.made,
             late: clock.duration(u64::from(LATE) + u64::from(config.max_stall)) + PAUSE,
-            secret: secret(&meta),
+            secret: secret(pins)?,
             left: (!marked.is_empty()).then(|| (marked, Instant::now() + GRACE)),
             buffer: Vec::new(),
         })
@@ -239,6 +242,7 @@ impl Thread {
                     WAKE => {
                         self.take_ended();
                         self.take_inspected();
+                        self.take_answered();
                         self.resume();
                     }
                     data => self.ready((data - FIRST) as usize, event.events()),
@@ -249,6 +253,7 @@ impl Thread {
             self.registry.stop_some(LEAVING);
             self.listen_again();
             self.expire();
+            self.asking.ask(&mut self.closers, self.clock);
             self.take_out();
             self.release_left();
             self.flush();
@@ -350,6 +355,7 @@ impl Thread {
     }
 
     fn welcome(&mut self, socket: OwnedFd) -> Result<()> {
+        self.closers.forget();
         let peer = Peer::of(socket.as_fd())?;
         self.welcomed += 1;
         let mut program = Program::new(socket, peer, self.welcomed);

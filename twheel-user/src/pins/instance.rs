@@ -306,7 +306,8 @@ impl Instance {
     /// is in.
     pub fn permit(&self, group: Option<Gid>) -> Result<()> {
         for entry in entries(&self.path)? {
-            permit(&entry, group)?;
+            let is_secret = entry.ends_with("OFFLOAD_KEY");
+            permit(&entry, group.filter(|_| !is_secret))?;
         }
         permit(&self.path, group)
     }

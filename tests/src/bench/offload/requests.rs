@@ -41,8 +41,6 @@ const INTERFACE: &str = "bench0";
 const BOUND: f64 = 500_000.0;
 /// Bytes of a registration beside the flow's, at most.
 const BYTES: f64 = 64.0;
-/// Bytes of a record's entry in the map `OFFLOADS`.
-const IN_KERNEL: f64 = 16.0;
 
 pub fn bench(report: &mut Report) -> Result<()> {
     most_descriptors()?;
@@ -88,10 +86,14 @@ pub fn bench(report: &mut Report) -> Result<()> {
     line(report, "STOP", &stops, Some(BOUND));
     line(report, "EXPIRED", &ends, Some(BOUND));
     let bytes = bytes.context("no round")?;
-    let all = bytes + IN_KERNEL;
+    let map = host.enter(|| Instance::with(INTERFACE)?.map("OFFLOADS"))?;
+    let info = map.info().context("no info of a map")?;
+    let in_kernel = f64::from(info.max_entries()) * f64::from(info.value_size());
+    let in_kernel = in_kernel / f64::from(FLOWS);
+    let all = bytes + in_kernel;
     report.say(&format!(
-        "\nA registration, of the second half of {FLOWS}: {bytes:.1} bytes of twheel's own memory (RssAnon) and {IN_KERNEL} in the \
-         kernel, {}\n",
+        "\nA registration, of the second half of {FLOWS}: {bytes:.1} bytes of twheel's own memory (RssAnon) and {in_kernel:.1} in the \
+         kernel\n(OFFLOADS, which has room for as many flows as the table), {}\n",
         verdict(&Figure::from_samples(&[all]), Some(BYTES))
     ));
     report.object(&json!({ "bench": "offload", "variant": "bytes", "n": FLOWS, "bytes": all }));

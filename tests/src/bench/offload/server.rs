@@ -335,30 +335,30 @@ fn show(report: &mut Report, rounds: &[Vec<Round>; 2]) {
             "{name:<24} {rate:>8.0}  {all:>8.0} {:>8.1} ± {:>4.1} {threads:>8.1} {:>8.1} ± {:>4.1}",
             server.0, server.1, programs.0, programs.1,
         ));
-        let cost = match way {
-            OFFLOADED => threads + programs.0,
-            _ => server.0,
-        };
-        report.nanoseconds(
-            "offload",
-            name,
-            CONNECTIONS as u64,
-            &Figure::from_samples(&[cost]),
-        );
-        costs.push(cost);
+        let error = server.1.hypot(programs.1);
+        let cost = Middle(server.0 + threads + programs.0, error);
+        let nanoseconds = Figure::from_samples(&[cost.0]);
+        report.nanoseconds("offload", name, CONNECTIONS as u64, &nanoseconds);
+        costs.push((cost, threads + programs.0));
     }
+    let (offloaded, elsewhere) = &costs[OFFLOADED];
     report.say(&format!(
-        "\nFor timeouts: of a server that has handed them over what its threads do for it elsewhere, and the programs ({:.1} ns), \
-         since its own\nthreads do what they do without timeouts; of the others what their threads take more.",
-        costs[OFFLOADED]
+        "\nFor timeouts, a read: all that is more. The server that has handed them over runs the code of the first; without what its own\n\
+         threads seem to take more or less, that is {elsewhere:.1} ns (elsewhere).",
     ));
     for (way, bound) in [(TIMEOUTS, 0.1), (QUEUE, 1.0), (LAZY, 1.0)] {
-        let ratio = costs[OFFLOADED] / costs[way];
+        let other = &costs[way].0;
+        let ratio = offloaded.0 / other.0;
+        let error = (offloaded.1 / other.0).hypot(ratio * other.1 / other.0);
+        let elsewhere = elsewhere / other.0;
         let verdict = verdict(&Figure::from_samples(&[ratio]), Some(bound));
-        report.say(&format!("offloaded / {}: {verdict}", WAYS[way]));
+        report.say(&format!(
+            "offloaded / {}: {verdict}, ± {error:.3}; elsewhere {elsewhere:.3}",
+            WAYS[way]
+        ));
         report.object(&json!({
             "bench": "offload", "variant": format!("offloaded/{}", WAYS[way]),
-            "ratio": ratio, "bound": bound,
+            "ratio": ratio, "error": error, "elsewhere": elsewhere, "bound": bound,
         }));
     }
 }

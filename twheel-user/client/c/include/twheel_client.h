@@ -31,7 +31,7 @@ struct twheel_event {
     uint64_t tag;     /* as twheel_start was given it */
     uint32_t what;    /* TWHEEL_EXPIRED, TWHEEL_CLOSED, or 0: refused */
     uint32_t idle_ms; /* of TWHEEL_EXPIRED: for how long the connection had been idle */
-    int32_t error;    /* of 0: why, a positive error number: EEXIST if twheel has a timer of it */
+    int32_t error;    /* of 0: why, a positive error number */
     uint32_t reserved;
 };
 

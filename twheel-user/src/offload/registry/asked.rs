@@ -27,8 +27,6 @@ pub struct Start {
     pub action: Action,
     /// The program's number.
     pub owner: u16,
-    /// The flow was entered for it: its packets were not seen.
-    pub entered: bool,
 }
 
 /// A registration as its program knows it: the flow's record, from bit 32 on its generation, and at

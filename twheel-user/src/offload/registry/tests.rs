@@ -174,7 +174,6 @@ fn start(record: u16, timeout: u32, owner: u16) -> Start {
         life: Life(3),
         action: Action::Notify,
         owner,
-        entered: false,
         idle: 0,
     }
 }
@@ -190,16 +189,16 @@ fn what_is_idle_expires_once_and_no_earlier() {
     table.now.set(table.now.get() + 60);
     table.packet(5, None);
     table.now.set(table.now.get() + 42);
-    assert_eq!(registry.expire(), None);
+    assert_eq!(registry.expire(&mut 1_000), None);
     table.now.set(table.now.get() + 1);
-    let over = registry.expire().unwrap();
+    let over = registry.expire(&mut 1_000).unwrap();
     assert_eq!(
         (over.id, over.owner, over.tag, over.cookie),
         (id, 1, 5, 105)
     );
     assert_eq!((over.outcome, over.idle), (Outcome::Expired, 103));
     assert!(!(&&table).is_marked(5));
-    assert_eq!((registry.expire(), registry.next()), (None, None));
+    assert_eq!((registry.expire(&mut 1_000), registry.next()), (None, None));
     // It may be registered again; the old one is gone.
     assert!(!registry.stop(id, 2));
     registry.start(&start(5, 100, 2)).unwrap();
@@ -242,9 +241,9 @@ fn what_comes_before_the_mark_and_after_the_restart_counts() {
     assert!(registry.restart(id, 1, Some(70), 20));
     assert_eq!((&&table).offload(5).heard, (now + 6_030) as u32);
     table.now.set(now + 6_102);
-    assert_eq!(registry.expire(), None);
+    assert_eq!(registry.expire(&mut 1_000), None);
     table.now.set(now + 6_103);
-    assert_eq!(registry.expire().map(|over| over.idle), Some(73));
+    assert_eq!(registry.expire(&mut 1_000).map(|over| over.idle), Some(73));
 }
 
 #[test]
@@ -268,8 +267,8 @@ fn only_its_program_has_a_registration() {
     assert!(registry.is_leaving(1) && !registry.is_leaving(2));
     let other = registry.start(&start(6, 400, 2)).unwrap();
     table.now.set(table.now.get() + 103);
-    assert_eq!(registry.expire().map(|over| over.tag), Some(7));
-    assert_eq!((registry.expire(), registry.len()), (None, 1));
+    assert_eq!(registry.expire(&mut 1_000).map(|over| over.tag), Some(7));
+    assert_eq!((registry.expire(&mut 1_000), registry.len()), (None, 1));
     registry.stop_some(1);
     assert!(!registry.has_leaving(), "it has none");
     let all = [8, 9, 10, 11].map(|record| registry.start(&start(record, 400, 3 - record % 2)));
@@ -323,7 +322,10 @@ fn what_is_not_open_is_refused_and_its_end_is_told() {
     registry.start(&start(6, 100, 1)).unwrap();
     table.with(6, |it| it.word = Some(Word::new(0, 8, established())));
     table.now.set(table.now.get() + 103);
-    assert_eq!(registry.expire().unwrap().outcome, Outcome::Unseen);
+    assert_eq!(
+        registry.expire(&mut 1_000).unwrap().outcome,
+        Outcome::Unseen
+    );
     assert!(!(&&table).is_marked(6));
 
     // A flow that had been idle before its timer began has not expired with that.
@@ -354,9 +356,9 @@ fn a_later_run_goes_on_from_what_the_table_has() {
     );
     assert_eq!(registry.reclaim(id, &start(5, 100, 3)), Ok(id));
     table.now.set(table.now.get() + 62);
-    assert_eq!(registry.expire(), None);
+    assert_eq!(registry.expire(&mut 1_000), None);
     table.now.set(table.now.get() + 1);
-    assert_eq!(registry.expire().map(|over| over.idle), Some(103));
+    assert_eq!(registry.expire(&mut 1_000).map(|over| over.idle), Some(103));
     registry.release(6);
     assert!(!(&&table).is_marked(6));
 }
@@ -383,12 +385,12 @@ fn packets_after_data_do_not_make_it_later() {
             table.now.set(table.now.get() + after);
             table.packet(5, data);
         }
-        assert_eq!(registry.expire(), None, "{life:?}, {data:?}");
+        assert_eq!(registry.expire(&mut 1_000), None, "{life:?}, {data:?}");
         table.now.set(table.now.get() + 50);
-        let idle_of = registry.expire().map(|over| over.idle);
+        let idle_of = registry.expire(&mut 1_000).map(|over| over.idle);
         assert_eq!(idle_of, idle, "{life:?}, {data:?}");
         table.now.set(table.now.get() + 33);
-        let rest = registry.expire().map(|over| over.idle);
+        let rest = registry.expire(&mut 1_000).map(|over| over.idle);
         assert_eq!(rest, idle.is_none().then_some(83), "{life:?}, {data:?}");
     }
 }
@@ -416,14 +418,14 @@ fn what_counts_may_change_with_a_later_run() {
     let mut same = reclaim(Life(3));
     assert_eq!((&&table).offload(5).heard, heard);
     table.now.set(table.now.get() + 72);
-    assert_eq!(same.expire(), None);
+    assert_eq!(same.expire(&mut 1_000), None);
     drop(same);
     let mut other = reclaim(Life::HIGH);
     assert_eq!((&&table).offload(5).heard, table.now.get() as u32);
     table.now.set(table.now.get() + 102);
-    assert_eq!(other.expire(), None);
+    assert_eq!(other.expire(&mut 1_000), None);
     table.now.set(table.now.get() + 1);
-    assert_eq!(other.expire().map(|over| over.idle), Some(103));
+    assert_eq!(other.expire(&mut 1_000).map(|over| over.idle), Some(103));
 }
 
 /// Starts, restarts, stops, data, time: beside a plain model.
@@ -470,7 +472,7 @@ fn a_long_walk_is_that_of_the_model() {
             (4, _) => table.packet(record.into(), None),
             _ => table.now.set(now + next(20)),
         }
-        while let Some(over) = registry.expire() {
+        while let Some(over) = registry.expire(&mut 1_000) {
             let (id, timeout, since) = model.remove(&(over.tag as u16)).unwrap();
             let idle = table.now.get() - since;
             assert_eq!((over.id, u64::from(over.idle)), (id, idle));

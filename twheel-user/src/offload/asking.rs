@@ -1,0 +1,115 @@
+//! Asks the kernel about sockets of registrations that are over, and ends connections. Either may
+//! take for as long as the program likes that has locked the socket, so threads of its user do
+//! that.
+
+use std::{collections::HashMap, mem};
+
+use twheel_client::protocol::{Action, Outcome};
+use twheel_common::{key::FlowKey, state::State};
+
+use super::{closing::Closers, program::Program, registry::Over};
+use crate::{
+    clock::Clock,
+    sockets::{FoundSocket, Protocol, Sockets},
+};
+
+/// A registration that is over. How it has ended is to be asked, or its connection to be ended.
+pub(super) struct Question {
+    pub(super) over: Over,
+    pub(super) key: FlowKey,
+    /// The number of its program: another may have its place.
+    pub(super) program: u64,
+}
+
+/// Questions, by user.
+#[derive(Default)]
+pub(super) struct Asking(HashMap<u32, Vec<Question>>);
+
+impl Asking {
+    /// Has it asked how a registration of a program has ended.
+    pub(super) fn add(&mut self, program: &Program, over: Over, key: &FlowKey) {
+        let question = Question {
+            over,
+            key: *key,
+            program: program.number,
+        };
+        self.0.entry(program.peer.uid).or_default().push(question);
+    }
+
+    /// Has all asked that was added.
+    pub(super) fn ask(&mut self, closers: &mut Closers, clock: Clock) {
+        for (uid, questions) in mem::take(&mut self.0) {
+            closers.ask(uid, questions, clock);
+        }
+    }
+}
+
+/// Whether a registration is over as it seems, or something is to be done, so that the kernel is
+/// asked.
+pub(super) fn is_to_be_asked(over: &Over) -> bool {
+    match over.outcome {
+        Outcome::Expired => over.entered || over.action == Action::Destroy,
+        // Its end may have been guessed.
+        Outcome::Closed => true,
+        Outcome::Unseen => false,
+    }
+}
+
+/// Asks, and does what is to be done. The kernel is asked in this thread's network namespace.
+pub(super) fn answer(questions: &mut [Question], clock: Clock) {
+    let mut sockets = match Sockets::open() {
+        Ok(sockets) => sockets,
+        Err(error) => {
+            log::debug!("programs keep timers that are over: {error:#}");
+            for question in questions {
+                question.over.outcome = Outcome::Unseen;
+            }
+            return;
+        }
+    };
+    for Question { over, key, .. } in questions {
+        let found = found(&mut sockets, over, key);
+        let is_unseen = match over.outcome {
+            Outcome::Expired => over.entered && !is_idle(found.as_ref(), over, clock),
+            Outcome::Closed => lives(found.as_ref(), over),
+            Outcome::Unseen => true,
+        };
+        if is_unseen {
+            over.outcome = Outcome::Unseen;
+        } else if over.outcome == Outcome::Expired
+            && over.action == Action::Destroy
+            && let Some(socket) = found
+            && let Err(error) = sockets.close(socket)
+        {
+            log::debug!("cannot close a socket: {error}");
+        }
+    }
+}
+
+/// Whether the socket was idle, too. This is asked of connections of which no packet had been seen
+/// before they were registered: perhaps none of their packets passes here.
+fn is_idle(found: Option<&FoundSocket>, over: &Over, clock: Clock) -> bool {
+    let idle = clock.duration(over.idle.into());
+    let tolerance = 3 * clock.unit();
+    match found {
+        Some(socket) => socket.idle.is_none_or(|its| its + tolerance >= idle),
+        // It was closed, or is bound to an interface, where it was not looked for: its program
+        // knows. Named endpoints need not be those of a socket.
+        None => over.cookie == 0,
+    }
+}
+
+/// Whether the socket is that of an established connection.
+fn lives(found: Option<&FoundSocket>, over: &Over) -> bool {
+    let local = over.id.local();
+    let seen = found.and_then(|socket| socket.seen(local, local));
+    seen.is_some_and(|seen| seen.state() == State::Established)
+}
+
+/// The socket of a registration.
+fn found(sockets: &mut Sockets, over: &Over, key: &FlowKey) -> Option<FoundSocket> {
+    let local = over.id.local();
+    let ends = (key.sender(local), key.sender(local.reverse()));
+    let found = sockets.find(Protocol::Tcp, ends, 0).ok()??;
+    (over.cookie == 0 || found.cookie() == over.cookie).then_some(found)
+}
