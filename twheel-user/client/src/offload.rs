@@ -108,8 +108,8 @@ impl Offload {
 
     /// Starts a timer: it expires when the connection has been without data for this long.
     ///
-    /// The socket stays the caller's. Its other descriptors have the same timer: one socket has
-    /// one.
+    /// The socket stays the caller's. twheel has one timer of a socket: others of it the library
+    /// keeps.
     pub fn start(&self, socket: &impl AsFd, timeout: Duration) -> Starting {
         self.start_with(socket, Options::new(timeout))
     }
