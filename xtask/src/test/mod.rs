@@ -107,7 +107,7 @@ const COMPANY: [(&str, &[&str], Company); 25] = [
     ("tests/adversary", &[], Company::Quiet),
     // 50,000 connections, of which none may expire more than 50 ms later than a tick.
     ("tests/offload_many", &[], Company::Timed),
-    // The same number, and none later than 200 ms beyond a tick, while twheel is killed 50 times.
+    // The same number, and none more than 300 ms late, while twheel is killed 50 times.
     ("tests/offload_killed", &[], Company::Timed),
     // It mostly sleeps, and allows 50 ms beyond a tick.
     ("tests/offload", &[], Company::Quiet),
