@@ -33,6 +33,7 @@
 //! | actions on expired flows | [`action`], [`reap`] |
 //! | entries of conntrack, and what they say of translations | [`conntrack`], [`nat`] |
 //! | local sockets, and which process and service a flow's socket belongs to | [`sockets`], [`owner`] |
+//! | a TCP connection, by a descriptor | `connection` |
 //! | numbers for Prometheus, and the page | [`metrics`], `web/` |
 //! | how a flow is printed | [`output`] |
 //! | which sources are over their quota | [`quota`] |
@@ -66,6 +67,7 @@ pub mod cli;
 pub mod clickhouse;
 pub mod clock;
 pub mod clsact;
+mod connection;
 pub mod conntrack;
 pub mod cost;
 pub mod cpu;

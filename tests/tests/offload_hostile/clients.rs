@@ -18,9 +18,9 @@ use twheel_tests::{netns::PATIENCE, offload::most_descriptors};
 
 use crate::{
     DATA, Lab, about, millis,
-    raw::{Raw, nobodys},
+    raw::Raw,
     rights::{self, NOBODY, Other},
-    start,
+    start, start_nobodys,
 };
 
 /// Most programs of a user.
@@ -58,12 +58,7 @@ fn who_does_not_read_is_not_asked_for_more() -> Result<()> {
         const MANY: u32 = 30_000;
         let before = lab.memory()?;
         let raw = lab.raw()?;
-        let named = |number| {
-            let mut request = start(1_000, DATA, u64::from(number));
-            let (local, remote) = nobodys(number);
-            request.name(local, remote);
-            request
-        };
+        let named = |number| start_nobodys(1_000, number, u64::from(number));
         for from in (0..MANY).step_by(BATCH) {
             let some: Vec<Request> = (from..from + BATCH as u32).map(named).collect();
             let replies = raw.ask(&some, &[])?;
@@ -288,12 +283,7 @@ fn what_was_entered_leaves_with_its_registration() -> Result<()> {
     let mut entered = 0_u32;
     for from in (0..3_000).step_by(10) {
         let requests: Vec<_> = (from..from + 10)
-            .map(|number| {
-                let mut request = start(60_000, DATA, 1);
-                let (local, remote) = nobodys(number);
-                request.name(local, remote);
-                request
-            })
+            .map(|number| start_nobodys(60_000, number, 1))
             .collect();
         let replies = raw.ask(&requests, &[])?;
         // Some are stopped, and some left by a program that ends.

@@ -29,7 +29,7 @@ use nix::{
 use twheel::{offload::table::Mapping, pins::Instance};
 use twheel_client::{
     Outcome,
-    protocol::{Op, Request, life},
+    protocol::{Op, Reply, Request, life},
 };
 use twheel_tests::{
     directory::Directory,
@@ -38,7 +38,7 @@ use twheel_tests::{
     running::Twheel,
 };
 
-use self::raw::Raw;
+use self::raw::{Raw, nobodys};
 
 const DATA: u8 = life::DATA_IN | life::DATA_OUT;
 /// What a timeout may come late by, and what two processes on a busy machine may take to run.
@@ -261,6 +261,25 @@ fn start(timeout: u32, life: u8, tag: u64) -> Request {
     let mut request = Request::new(Op::Start);
     (request.timeout, request.life, request.tag) = (timeout, life, tag);
     request
+}
+
+/// A start that names endpoints that nobody has, by number.
+fn start_nobodys(timeout: u32, number: u32, tag: u64) -> Request {
+    let mut request = start(timeout, DATA, tag);
+    let (local, remote) = nobodys(number);
+    request.name(local, remote);
+    request
+}
+
+/// Reclaims what was registered with this reply.
+fn reclaim(timeout: u32, reply: &Reply) -> Request {
+    Request {
+        timeout,
+        life: DATA,
+        cookie: reply.cookie,
+        token: reply.token,
+        ..about(Op::Reclaim, reply.id)
+    }
 }
 
 fn about(op: Op, id: u64) -> Request {

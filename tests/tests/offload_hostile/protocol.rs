@@ -23,7 +23,7 @@ use twheel_client::{
 };
 use zerocopy::IntoBytes;
 
-use crate::{DATA, LATE, Lab, about, millis, start};
+use crate::{DATA, LATE, Lab, about, millis, reclaim, start};
 
 #[test]
 fn a_packet_that_is_none_is_refused_and_nothing_is_kept() -> Result<()> {
@@ -278,13 +278,7 @@ fn guesses_reach_no_other_program() -> Result<()> {
             }
         }
         // The right token names a registration that is held.
-        let right = Request {
-            timeout: 60_000,
-            life: DATA,
-            cookie: reply.cookie,
-            token: reply.token,
-            ..about(Op::Reclaim, reply.id)
-        };
+        let right = reclaim(60_000, &reply);
         ensure!(guesser.error(right, &[])? == libc::EEXIST);
         let [event] = victim.events()?[..] else {
             anyhow::bail!("not one event");

@@ -25,8 +25,8 @@ use twheel_tests::netns::PATIENCE;
 
 use crate::{
     DATA, Lab, about,
-    raw::{Raw, nobodys, unconnected},
-    start,
+    raw::{Raw, unconnected},
+    reclaim, start, start_nobodys,
 };
 
 /// Who a process is when it connects.
@@ -274,12 +274,7 @@ fn named_connections_need_not_exist() -> Result<()> {
     let mut registered = 0;
     let refused = loop {
         let requests: Vec<_> = (registered..registered + 500)
-            .map(|number| {
-                let mut request = start(60_000, DATA, 1);
-                let (local, remote) = nobodys(number);
-                request.name(local, remote);
-                request
-            })
+            .map(|number| start_nobodys(60_000, number, 1))
             .collect();
         let replies = raw.ask(&requests, &[])?;
         let held = replies.iter().filter(|it| it.error == 0).count();
@@ -309,13 +304,7 @@ fn a_token_is_of_its_user() -> Result<()> {
     let raw = lab.raw()?;
     let reply = raw.ask(&[start(60_000, DATA, 1)], &[connection.server.as_fd()])?[0];
     ensure!(reply.error == 0, "{reply:?}");
-    let right = Request {
-        timeout: 60_000,
-        life: DATA,
-        cookie: reply.cookie,
-        token: reply.token,
-        ..about(Op::Reclaim, reply.id)
-    };
+    let right = reclaim(60_000, &reply);
     // While it is held, and when another run waits for it to be reclaimed.
     let other = Other::connect(&lab.path(), NOBODY)?;
     ensure!(other.raw.error(right, &[])? == libc::EPERM);
@@ -371,14 +360,7 @@ fn what_is_reclaimed_unseen_is_not_taken_for_idle() -> Result<()> {
     ensure!(reply.error == 0, "{reply:?}");
     let lab = lab.killed_and_restarted()?;
     let raw = lab.raw()?;
-    let reclaim = Request {
-        timeout: 700,
-        life: DATA,
-        cookie: reply.cookie,
-        token: reply.token,
-        ..about(Op::Reclaim, reply.id)
-    };
-    ensure!(raw.error(reclaim, &[])? == 0);
+    ensure!(raw.error(reclaim(700, &reply), &[])? == 0);
     let end = Instant::now() + PATIENCE / 6;
     let events = loop {
         (&other).write_all(b"!")?;

@@ -257,16 +257,8 @@ impl Thread {
 
 /// The token of a registration (its id, cookie and user) of a flow with this key.
 fn token(secret: [u64; 2], registration: [u64; 3], key: &FlowKey) -> u64 {
-    let mut of_key = vec![registration[2]];
-    for side in [Direction::FromLow, Direction::FromHigh] {
-        let end = key.sender(side);
-        let address = match end.ip() {
-            IpAddr::V4(address) => address.to_ipv6_mapped(),
-            IpAddr::V6(address) => address,
-        };
-        let bits = address.to_bits();
-        of_key.extend([(bits >> 64) as u64, bits as u64, end.port().into()]);
-    }
+    let [a, b, c, d] = key.addresses();
+    let of_key = [registration[2], a, b, c, d, key.ports()];
     mac(secret, &registration) & !OF_KEY | mac(secret, &of_key) & OF_KEY
 }
 

@@ -10,9 +10,10 @@ use std::{
 };
 
 use nix::sys::socket::{
-    AddressFamily, SockType, SockaddrStorage, UnixCredentials, getpeername, getsockname,
-    getsockopt, sockopt::PeerCredentials,
+    AddressFamily, SockType, UnixCredentials, getsockopt, sockopt::PeerCredentials,
 };
+
+use crate::connection::{self, option};
 
 /// What the kernel says of the program at the other end of a connection, as of when it connected.
 #[derive(Clone, Copy, Debug)]
@@ -81,9 +82,6 @@ pub struct Passed {
     pub cookie: u64,
 }
 
-/// `TCP_ESTABLISHED` of `include/net/tcp_states.h`.
-const ESTABLISHED: u8 = 1;
-
 /// Reads what a passed socket is. `namespace`: the cookie of the network namespace that is watched.
 ///
 /// # Errors
@@ -91,39 +89,15 @@ const ESTABLISHED: u8 = 1;
 /// An error number of Linux: ENOTSOCK, EPROTOTYPE if it is no TCP socket, ENOTCONN if it is not
 /// connected, EXDEV if it is of another network namespace.
 pub fn passed(socket: BorrowedFd<'_>, namespace: u64) -> Result<Passed, i32> {
-    let protocol = option::<i32>(socket, libc::SOL_SOCKET, libc::SO_PROTOCOL);
-    match protocol {
-        Ok(libc::IPPROTO_TCP) => {}
-        Ok(_) => return Err(libc::EPROTOTYPE),
-        // Of a descriptor that is a mere path (`O_PATH`).
-        Err(libc::EBADF) => return Err(libc::ENOTSOCK),
-        Err(error) => return Err(error),
-    }
+    connection::check_protocol(socket)?;
     let namespace_of = option::<u64>(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE)?;
     if namespace_of != namespace {
         return Err(libc::EXDEV);
     }
-    // The state is the first byte of `struct tcp_info`. A raw socket of TCP's number has none.
-    match option::<u8>(socket, libc::IPPROTO_TCP, libc::TCP_INFO) {
-        Ok(ESTABLISHED) => {}
-        Ok(_) => return Err(libc::ENOTCONN),
-        Err(_) => return Err(libc::EPROTOTYPE),
-    }
-    let address = |found: nix::Result<SockaddrStorage>| {
-        let found = found.map_err(|error| error as i32)?;
-        let v4 = found
-            .as_sockaddr_in()
-            .map(|it| SocketAddr::V4((*it).into()));
-        let v6 = found
-            .as_sockaddr_in6()
-            .map(|it| SocketAddr::V6((*it).into()));
-        let found = v4.or(v6).ok_or(libc::EPROTOTYPE)?;
-        Ok::<_, i32>(SocketAddr::new(found.ip().to_canonical(), found.port()))
-    };
-    let descriptor = socket.as_raw_fd();
+    let (local, remote) = connection::ends(socket)?;
     Ok(Passed {
-        local: address(getsockname(descriptor))?,
-        remote: address(getpeername(descriptor))?,
+        local,
+        remote,
         cookie: option(socket, libc::SOL_SOCKET, libc::SO_COOKIE)?,
     })
 }
@@ -162,33 +136,6 @@ pub fn accept_descriptors(socket: BorrowedFd<'_>, may: bool) -> bool {
         )
     };
     failed == 0
-}
-
-/// Reads an option of a socket that is a number, or the beginning of something longer.
-fn option<T: Default + zerocopy::FromBytes>(
-    socket: BorrowedFd<'_>,
-    level: i32,
-    name: i32,
-) -> Result<T, i32> {
-    let mut value = T::default();
-    let mut length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: `value` has as many bytes as `length` says, any of which are a `T`, and both outlive
-    // the call.
-    let failed = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            level,
-            name,
-            (&raw mut value).cast(),
-            &mut length,
-        )
-    };
-    match failed {
-        0 => Ok(value),
-        _ => Err(io::Error::last_os_error()
-            .raw_os_error()
-            .unwrap_or(libc::EINVAL)),
-    }
 }
 
 #[cfg(test)]

@@ -3,20 +3,17 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    net::SocketAddr,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
 use anyhow::Result;
-use nix::{
-    poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::socket::{
-        SockType, SockaddrStorage, getpeername, getsockname, getsockopt, sockopt::SockType as Type,
-    },
-};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::failure::{Failure, Kind};
+use crate::{
+    connection::{self, Ends},
+    failure::{Failure, Kind},
+};
 
 /// The processes that are watched.
 pub struct Processes {
@@ -177,9 +174,6 @@ fn inode(link: &Path) -> Option<u64> {
     link.strip_suffix(']')?.parse().ok()
 }
 
-/// The own and the other endpoint of a connection.
-pub type Ends = (SocketAddr, SocketAddr);
-
 /// What a socket is.
 pub enum Found {
     /// An established TCP connection.
@@ -193,56 +187,11 @@ pub enum Found {
 impl Found {
     /// What a socket is.
     pub fn of(socket: BorrowedFd<'_>) -> Self {
-        /// `TCP_ESTABLISHED` of `include/net/tcp_states.h`.
-        const ESTABLISHED: u8 = 1;
-        let is_stream = getsockopt(&socket, Type) == Ok(SockType::Stream);
-        if !is_stream || number(socket, libc::SOL_SOCKET, libc::SO_PROTOCOL) != Some(TCP) {
-            return Self::Other;
+        let ends = connection::check_protocol(socket).and_then(|()| connection::ends(socket));
+        match ends {
+            Ok(ends) => Self::Connection(ends),
+            Err(libc::ENOTCONN) => Self::Unconnected,
+            Err(_) => Self::Other,
         }
-        // The state is the first byte of `struct tcp_info`.
-        let info = number(socket, libc::IPPROTO_TCP, libc::TCP_INFO);
-        if info.map(|info| info.to_ne_bytes()[0]) != Some(ESTABLISHED) {
-            return Self::Unconnected;
-        }
-        endpoints(socket).map_or(Self::Unconnected, Self::Connection)
     }
-}
-
-const TCP: i32 = libc::IPPROTO_TCP;
-
-/// The first four bytes of an option.
-fn number(socket: BorrowedFd<'_>, level: i32, name: i32) -> Option<i32> {
-    let mut value = 0_i32;
-    let mut length = size_of::<i32>() as libc::socklen_t;
-    // SAFETY: `value` has as many bytes as `length` says, and both outlive the call.
-    let failed = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            level,
-            name,
-            (&raw mut value).cast(),
-            &mut length,
-        )
-    };
-    (failed == 0).then_some(value)
-}
-
-fn endpoints(socket: BorrowedFd<'_>) -> Option<Ends> {
-    let address = |found: SockaddrStorage| -> Option<SocketAddr> {
-        let v4 = found
-            .as_sockaddr_in()
-            .map(|it| SocketAddr::V4((*it).into()));
-        let v6 = || {
-            found
-                .as_sockaddr_in6()
-                .map(|it| SocketAddr::V6((*it).into()))
-        };
-        let found = v4.or_else(v6)?;
-        Some(SocketAddr::new(found.ip().to_canonical(), found.port()))
-    };
-    let descriptor = socket.as_raw_fd();
-    Some((
-        address(getsockname(descriptor).ok()?)?,
-        address(getpeername(descriptor).ok()?)?,
-    ))
 }

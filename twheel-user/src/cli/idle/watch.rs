@@ -20,10 +20,11 @@ use twheel_client::{
 
 use super::{
     Action, Idle,
-    processes::{Ends, Found, Processes},
+    processes::{Found, Processes},
 };
 use crate::{
     cli::select::while_read,
+    connection::Ends,
     failure::{Failure, Kind},
     output::json,
 };
