@@ -2,8 +2,9 @@
 
 use std::{
     collections::{BTreeSet, VecDeque},
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::PathBuf,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
 };
@@ -60,6 +61,51 @@ fn namespaces_that_appear_are_watched_in_time_and_those_that_go_are_let_go_of() 
         .expiry()?;
     ensure!(expiry.dst == listener.local_addr()?, "{expiry:?}");
     drop(connection);
+    stop(twheel)?;
+    lab.check_clean()
+}
+
+/// As long as programs see an interface's packets, they know it.
+#[test]
+fn packets_of_a_namespace_that_goes_are_looked_at_until_it_is_detached() -> Result<()> {
+    require_root();
+    const PODS: usize = 4;
+    let mut lab = Lab::with(PODS, "host", "busy")?;
+    let pattern = format!("twl-{}-busy*", std::process::id());
+    let twheel = Twheel::start(&lab.host, &["--iface", POD, "--netns", &pattern])?;
+    for pod in 0..PODS {
+        twheel.await_stderr(&format!("{}: attached", lab.label(pod)))?;
+    }
+    let socket = lab
+        .host
+        .enter(|| UdpSocket::bind("0.0.0.0:0").context("no socket"))?;
+    let ends = AtomicBool::new(false);
+    thread::scope(|scope| -> Result<()> {
+        scope.spawn(|| {
+            while !ends.load(Relaxed) {
+                for pod in 0..PODS {
+                    // Nothing listens there, and soon there is none.
+                    let _ = socket.send_to(b"?", (address(pod, 2), PORT));
+                }
+            }
+        });
+        let mut run = || {
+            for _ in 0..PODS {
+                let gone = lab.pods.remove(0);
+                let name = gone.name().to_owned();
+                drop(gone);
+                twheel.await_stderr(&format!("{name}: this network namespace disappeared"))?;
+            }
+            Ok(())
+        };
+        let done = run();
+        ends.store(true, Relaxed);
+        done
+    })?;
+    let seen = lab.host.counter("not_tracked")?;
+    ensure!(seen > 0, "no packets are seen");
+    let is = lab.host.counter("not_watched")?;
+    ensure!(is == 0, "{is} of {seen} packets are not looked at");
     stop(twheel)?;
     lab.check_clean()
 }

@@ -143,8 +143,8 @@ impl<'a> Interfaces<'a> {
         self.instance.permit(self.common.group)
     }
 
-    /// Detaches from all interfaces, before the namespace is left. If one fails, the others are
-    /// still detached.
+    /// All interfaces are detached: programs need not know them any longer. If that cannot be told
+    /// of one, it still is of the others.
     pub fn leave_all(&mut self) -> Result<()> {
         let indexes = self.targets.clear();
         let leave = |index| self.common.watch.borrow_mut().leave(self.number(index));
@@ -385,14 +385,15 @@ impl<'a> Interfaces<'a> {
 
     /// Handles an interface that has disappeared. Returns whether it was watched.
     fn leave(&mut self, index: u32) -> Result<bool> {
-        self.common.watch.borrow_mut().leave(self.number(index))?;
         let selection = &self.common.setup.selection;
         let Some(Gone { name, called, then }) = self.targets.gone(selection, index) else {
             return Ok(false);
         };
         // If the interface has moved to another network namespace, its packets would still be seen
-        // there.
-        self.instance.detach_from(&name)?;
+        // there. As long as they are, programs must know the interface.
+        let detached = self.instance.detach_from(&name);
+        self.common.watch.borrow_mut().leave(self.number(index))?;
+        detached?;
         let then = match then {
             Then::Awaited if called != name => format!(": waiting for {name}"),
             Then::Awaited => ": waiting for it".to_owned(),

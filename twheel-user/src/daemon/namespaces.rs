@@ -73,15 +73,19 @@ impl<'a> There<'a> {
 }
 
 impl OtherNamespace {
-    /// Removes the namespace's part of the instance. Prints what cannot be removed.
-    fn remove(self) {
-        let name = &self.namespace.name;
-        if let Err(error) = self.namespace.enter(|| self.part.remove()) {
+    /// Detaches, and removes the namespace's part of the instance. Prints what cannot be removed.
+    /// Returns the namespace's name.
+    fn remove(self) -> String {
+        let Self {
+            namespace, part, ..
+        } = self;
+        if let Err(error) = namespace.enter(|| part.remove()) {
             say!(
-                "{name}: some pins could not be removed: {error:#}: remove them with \
-                 `twheel detach`"
+                "{}: some pins could not be removed: {error:#}: remove them with `twheel detach`",
+                namespace.name
             );
         }
+        namespace.name
     }
 }
 
@@ -519,16 +523,16 @@ impl<'a> Namespaces<'a> {
         };
         self.freed.insert(number);
         self.early.interfaces.remove(&number);
-        let left = there.interfaces.leave_all();
-        let Some(mut other) = there.other else {
-            return;
+        let (name, mut again) = match there.other {
+            Some(mut other) => {
+                let again = mem::take(&mut other.also);
+                (other.remove(), again)
+            }
+            None => return,
         };
-        if let Err(error) = left {
-            let name = &other.namespace.name;
+        if let Err(error) = there.interfaces.leave_all() {
             say!("{name}: cannot update the programs after detaching: {error:#}");
         }
-        let mut again = mem::take(&mut other.also);
-        other.remove();
         if let Some(others) = &mut self.others {
             again.append(&mut others.waiting);
             for name in &again {
