@@ -1,10 +1,12 @@
-//! 50,000 connections whose timeouts ten programs hand over, restart and stop at random.
+//! 50,000 connections of an echo server, whose timeouts ten programs hand over, restart and stop at
+//! random. At the end those that are left begin anew with one of 1 s; in soak runs
+//! (`TWHEEL_SOAK`) they go on, for up to 5 min.
 //!
 //! A process may have fewer descriptors than these connections have ends. So each program is a
 //! thread with descriptors of its own.
 
 use std::{
-    io::Write,
+    io::{Read, Write},
     os::fd::{AsFd, BorrowedFd},
     path::Path,
     sync::{Barrier, Mutex},
@@ -21,6 +23,7 @@ use twheel_client::{
 };
 use twheel_tests::{
     directory::Directory,
+    is_soak,
     netns::require_root,
     offload::{Held, Random, Seen, connect_apart, most_descriptors},
     pair::{Connection, Pair, SERVER},
@@ -107,9 +110,15 @@ impl Program {
         request
     }
 
+    /// The client says something, and has it sent back.
     fn talk(&mut self, at: usize) -> Result<()> {
         let before = Instant::now();
-        self.connections[at].client.write_all(b"!")?;
+        let Connection { client, server, .. } = &mut self.connections[at];
+        let mut byte = *b"!";
+        client.write_all(&byte)?;
+        server.read_exact(&mut byte)?;
+        server.write_all(&byte)?;
+        client.read_exact(&mut byte)?;
         if let Some(held) = &mut self.held[at] {
             held.timer.lives((before, Instant::now()));
         }
@@ -211,7 +220,20 @@ impl Program {
             self.act()?;
             self.wait(Instant::now() + Duration::from_millis(20))?;
         }
+        if !is_soak() {
+            self.shorten()?;
+        }
         // Whatever is held now expires, and nothing else.
+        let timeouts = self.held.iter().flatten().map(|held| held.timer.timeout);
+        let longest = timeouts.max().unwrap_or_default();
+        self.wait(Instant::now() + longest + Duration::from_secs(2))?;
+        let left = self.held.iter().flatten().count();
+        ensure!(left == 0, "{left} have not expired");
+        Ok(self.seen)
+    }
+
+    /// Restarts what is held, with a short timeout.
+    fn shorten(&mut self) -> Result<()> {
         let all: Vec<_> = (0..self.held.len())
             .filter(|at| self.held[*at].is_some())
             .collect();
@@ -225,10 +247,7 @@ impl Program {
             let asked: Vec<_> = some.iter().map(restart).collect();
             self.ask(&asked)?;
         }
-        self.wait(Instant::now() + Duration::from_secs(3))?;
-        let left = self.held.iter().flatten().count();
-        ensure!(left == 0, "{left} have not expired");
-        Ok(self.seen)
+        Ok(())
     }
 }
 

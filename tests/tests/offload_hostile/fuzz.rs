@@ -13,22 +13,26 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use twheel_client::{
     Outcome,
-    protocol::{self, BATCH, Kind, MAX_PACKET, Op, Reply, Request, SOCKETS},
+    protocol::{self, Action, BATCH, Kind, MAX_PACKET, Op, Reply, Request, SOCKETS},
 };
 use twheel_tests::{
     offload::{Held, Random, Seen},
-    pair::Connection,
+    pair::{Connection, Family, Pair},
 };
 
 use crate::{
     DATA, Lab, about, busy, millis,
     raw::{Raw, nobodys},
-    rights::{self, NOBODY, Other},
+    rights::{self, NOBODY, Other, Who},
     start,
 };
 
-/// Programs that send mutated packets.
+/// Programs that send mutated packets: the first is root's, the others this user's.
 const HOSTILE: u64 = 3;
+const HARMFUL: Who = Who {
+    uid: crate::NOBODY - 1,
+    ..NOBODY
+};
 /// Connections of each, and of the program that means no harm.
 const CONNECTIONS: usize = 40;
 /// What an event may come late by, on a machine whose CPUs all have more to do than they can.
@@ -45,14 +49,34 @@ struct Sent {
     registered: AtomicU64,
     events: AtomicU64,
     comings: AtomicU64,
+    /// Connections that were made anew, since twheel had the kernel abort the former ones.
+    reopened: AtomicU64,
+}
+
+/// A hostile program's connection with twheel.
+enum Come {
+    Root(Raw),
+    Other(Other),
+}
+
+impl Come {
+    fn raw(&self) -> &Raw {
+        match self {
+            Self::Root(raw) => raw,
+            Self::Other(other) => &other.raw,
+        }
+    }
 }
 
 /// A program that sends mutated packets.
 struct Hostile<'a> {
-    raw: Option<Raw>,
+    come: Option<Come>,
+    /// `None`: root.
+    who: Option<Who>,
+    pair: &'a Pair,
     path: &'a Path,
     random: Random,
-    connections: &'a [Connection],
+    connections: Vec<Connection>,
     null: File,
     /// Answers, to be used and misused.
     known: Vec<Reply>,
@@ -71,10 +95,12 @@ impl Hostile<'_> {
     /// A request that may be right.
     fn request(&mut self) -> Request {
         let op = self.one_of(&[Op::Start, Op::Start, Op::Restart, Op::Stop, Op::Reclaim]);
-        let mut request = start(1 + self.random.below(300) as u32, DATA, 7);
+        // Most programs are gone when a long one is over.
+        let most = self.one_of(&[10, 300]);
+        let mut request = start(1 + self.random.below(most) as u32, DATA, 7);
         request.op = op as u8;
         request.life = 1 + self.random.below(7) as u8;
-        request.action = self.random.below(2) as u8;
+        request.action = self.one_of(&[Action::Notify, Action::Shutdown, Action::Destroy]) as u8;
         if let Some(at) = (self.known.len() as u64).checked_sub(1) {
             let reply = self.known[self.random.below(at + 1) as usize];
             (request.id, request.cookie, request.token) = (reply.id, reply.cookie, reply.token);
@@ -135,7 +161,8 @@ impl Hostile<'_> {
 
     /// Reads what has come.
     fn read(&mut self) -> Result<()> {
-        while let Some(raw) = &self.raw {
+        while let Some(come) = &self.come {
+            let raw = come.raw();
             if !raw.is_ready(Duration::ZERO)? {
                 return Ok(());
             }
@@ -164,13 +191,16 @@ impl Hostile<'_> {
     }
 
     fn act(&mut self) -> Result<()> {
-        if self.raw.is_none() {
-            self.raw = Some(Raw::connect(self.path)?);
+        if self.come.is_none() {
+            self.come = Some(match self.who {
+                None => Come::Root(Raw::connect(self.path)?),
+                Some(who) => Come::Other(Other::connect(self.path, who)?),
+            });
             self.sent.comings.fetch_add(1, Ordering::Relaxed);
         }
         let (packet, passed) = (self.packet(), self.descriptors());
-        if let Some(raw) = &self.raw
-            && raw.try_send(&packet, &passed).is_ok()
+        if let Some(come) = &self.come
+            && come.raw().try_send(&packet, &passed).is_ok()
         {
             self.sent.packets.fetch_add(1, Ordering::Relaxed);
             let passed = passed.len() as u64;
@@ -178,14 +208,17 @@ impl Hostile<'_> {
         }
         // Some go away, and some do not read for a while.
         if self.random.below(300) == 0 {
-            self.raw = None;
+            self.come = None;
         }
         if self.random.below(3) > 0 {
             self.read()?;
         }
         if self.random.below(20) == 0 {
             let at = self.random.below(self.connections.len() as u64) as usize;
-            (&self.connections[at].client).write_all(b"!")?;
+            if (&self.connections[at].client).write_all(b"!").is_err() {
+                self.connections[at] = self.pair.connect(Family::alternate(at))?;
+                self.sent.reopened.fetch_add(1, Ordering::Relaxed);
+            }
         }
         Ok(())
     }
@@ -308,7 +341,8 @@ fn mutated_packets_harm_no_other_program() -> Result<()> {
     let pools = (0..=HOSTILE)
         .map(|_| connect())
         .collect::<Result<Vec<_>>>()?;
-    let (good, hostile) = pools.split_first().context("no connections")?;
+    let mut pools = pools.into_iter();
+    let good = &pools.next().context("no connections")?;
     let (before, grown) = (lab.at_rest()?, lab.memory()?);
     let (sent, stops, path) = (Sent::default(), AtomicBool::new(false), lab.path());
     let other = Other::connect(&path, NOBODY)?;
@@ -322,10 +356,12 @@ fn mutated_packets_harm_no_other_program() -> Result<()> {
     };
     thread::scope(|scope| -> Result<()> {
         let threads: Vec<_> = (1..)
-            .zip(hostile)
+            .zip(pools)
             .map(|(number, connections)| {
                 let mut program = Hostile {
-                    raw: None,
+                    come: None,
+                    who: (number > 1).then_some(HARMFUL),
+                    pair: &lab.pair,
                     path: &path,
                     random: Random(seed << 8 | number),
                     connections,
@@ -352,19 +388,23 @@ fn mutated_packets_harm_no_other_program() -> Result<()> {
     let seen = &program.seen;
     let count = |it: &AtomicU64| it.load(Ordering::Relaxed);
     println!(
-        "{} packets with {} descriptors, {} answers, {} requests done, {} packets of events, {} comings; seed {seed}",
+        "{} packets with {} descriptors, {} answers, {} requests done, {} packets of events, {} comings, {} connections \
+         aborted; seed {seed}",
         count(&sent.packets),
         count(&sent.descriptors),
         count(&sent.replies),
         count(&sent.registered),
         count(&sent.events),
-        count(&sent.comings)
+        count(&sent.comings),
+        count(&sent.reopened)
     );
     println!("{seen:?}");
     ensure!(seen.started == seen.stopped + seen.expired, "{seen:?}");
     ensure!(seen.latest <= MOST, "late by {:?}", seen.latest);
     ensure!(
-        seen.expired > 3 * seconds && count(&sent.registered) > 100 * seconds,
+        seen.expired > 3 * seconds
+            && count(&sent.registered) > 100 * seconds
+            && count(&sent.reopened) > seconds,
         "too few"
     );
     drop(other);
