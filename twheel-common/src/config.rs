@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Version of everything that maps hold: keys, flows, wheels, events. It is part of the path of the
 /// pins, so that no version reads what another has written.
-pub const LAYOUT: u32 = 22;
+pub const LAYOUT: u32 = 23;
 
 /// Number of rule numbers that flows can have. 0 means no rule; the last one stands for the
 /// timeouts that flows without a rule have without a policy. There are more numbers than a policy

@@ -24,7 +24,8 @@ pub type Account = [Traffic; 2];
 /// generation, 20 of [`Seen`].
 ///
 /// The word changes by compare-and-swap. The one exception is a younger stamp: it is stored into
-/// its half of the word without one.
+/// its half of the word without one; or, if data of the flow [counts as
+/// life](crate::offload::counts_data), is exchanged there alone. Such a stamp may be a unit ahead.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]

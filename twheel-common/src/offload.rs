@@ -5,9 +5,10 @@
 //! everywhere here: packets leave times, and whoever looks at the flow when it may be due compares
 //! them. That is the running twheel, with a wheel of the registrations.
 //!
-//! A packet has stored its time in the flow's line before: the stamp. So one that had such data sets
-//! [`FRESH`] there, and is done. Only when another packet, without such data, is about to store its
-//! own time, the former one is [settled](settle): it goes to the record's [`Offload`].
+//! The latest time is a flow's stamp already. Whether it is that of such data is said by its lowest
+//! bit, so packets of such flows store [odd](of_data) and [even](of_other) times. One with such data
+//! does no more than to store its own. One without [replaces](replace) the stamp: if that is of data,
+//! it goes to the flow's [`Offload`] before.
 
 use crate::{
     flow::{Word, idle},
@@ -16,21 +17,17 @@ use crate::{
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// What the record of a registered flow has beside it: 16 bytes. It has no meaning unless the
-/// record is [marked](OFFLOADED).
-#[repr(C)]
+/// What a registered flow has beside its [`Details`](crate::table::Details): 8 bytes, which are
+/// compared and exchanged as one word. It has no meaning unless the flow is [marked](OFFLOADED).
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Offload {
     /// Low 32 bits of the clock when there was data that counts, or when the timer was started, if
-    /// that came later. Of data it may be an earlier time, if the flow is [fresh](FRESH).
+    /// that came later. Of data it may be an earlier time, if the stamp is [of data](is_of_data).
     pub heard: u32,
-    /// 0, so that both can be compared and exchanged as one word.
-    pub reserved: u32,
     /// Units for which the flow stays in the table at least, while it is established; and [`UNSEEN`].
     pub stay: u32,
-    /// The registration's place in the running twheel. The data plane does not read it.
-    pub place: u32,
 }
 
 /// Bit of [`Offload::stay`]: no packet of the flow had been seen when it was registered. The data
@@ -43,12 +40,33 @@ pub const UNSEEN: u32 = 1 << 31;
 pub const OFFLOADED: u32 = 1 << 31;
 /// Likewise: data from the key's low endpoint counts as life. The next bit says so of the high one.
 pub const COUNTS: u32 = 1 << 29;
-/// Likewise: the latest packet had data that counts. Its time is the flow's stamp.
-pub const FRESH: u32 = 1 << 28;
-/// Likewise: a packet [settles](settle) the time of the latest data.
-pub const SETTLING: u32 = 1 << 27;
 /// All of these bits.
-pub const MARKS: u32 = OFFLOADED | (3 * COUNTS) | FRESH | SETTLING;
+pub const MARKS: u32 = OFFLOADED | SIDES;
+const SIDES: u32 = 3 * COUNTS;
+
+/// The stamp of a packet with data that counts: its time, or a unit later.
+#[inline(always)]
+pub fn of_data(now: u64) -> u64 {
+    now | 1
+}
+
+/// The stamp of another packet of a flow of which data [counts](counts_data): its time, or a unit later.
+#[inline(always)]
+pub fn of_other(now: u64) -> u64 {
+    now.wrapping_add(1) & !1
+}
+
+/// Whether a stamp is of data that counts, if data of the flow does.
+#[inline(always)]
+pub fn is_of_data(stamp: u32) -> bool {
+    stamp & 1 != 0
+}
+
+/// Whether data in some direction counts, by a flow's [`MARKS`].
+#[inline(always)]
+pub fn counts_data(marks: u32) -> bool {
+    marks & SIDES != 0
+}
 
 /// Whether data in a direction counts, by a flow's [`MARKS`].
 #[inline(always)]
@@ -56,44 +74,25 @@ pub fn counts(marks: u32, direction: Direction) -> bool {
     marks >> direction as u32 & COUNTS != 0
 }
 
-/// A flow whose packets leave their times, on the CPUs on which they come. All that is done to its
-/// [`MARKS`] is fully ordered.
+/// A flow whose packets leave their times, on the CPUs on which they come.
 pub trait Heard {
-    /// Low 32 bits of the clock at the latest packet.
-    fn stamp(&self) -> u32;
     /// Makes [`Offload::heard`] this time, unless it is later.
     fn raise(&self, to: u32);
-    /// Sets [`SETTLING`]. Returns the marks before.
-    fn begin_settling(&self) -> u32;
-    /// Clears [`FRESH`].
-    fn clear_fresh(&self);
-    /// Clears [`SETTLING`].
-    fn end_settling(&self);
+    /// Makes the stamp another one if it is `held`. Whoever sees the new one sees what was
+    /// [raised](Self::raise) before.
+    fn exchange(&self, held: u32, stamp: u32);
 }
 
-/// Keeps the time of the latest data, for a packet without such that is about to store its own. The
-/// flow was fresh, and its stamp older than that packet.
+/// A packet without data that counts comes at `now`. `held`: the stamp, which is older.
 ///
-/// Data that comes on another CPU meanwhile stores its time, and then sets [`FRESH`]. If it did so
-/// before that is cleared here, its time is seen after that. Else the flow is fresh. Until all is
-/// kept, whoever looks takes the stamp for the time of data: it is no older.
+/// If another packet stores its time meanwhile, that stays: it is no older than this one, but for the
+/// time that passes within a CPU.
 #[inline(always)]
-pub fn settle(flow: &impl Heard) {
-    let marks = flow.begin_settling();
-    if marks & SETTLING != 0 {
-        // Another packet does it. The time of this one may be taken for that of data.
-        return;
+pub fn replace(flow: &impl Heard, held: u32, now: u64) {
+    if is_of_data(held) {
+        flow.raise(held);
     }
-    if marks & FRESH != 0 {
-        let before = flow.stamp();
-        flow.raise(before);
-        flow.clear_fresh();
-        let after = flow.stamp();
-        if after != before {
-            flow.raise(after);
-        }
-    }
-    flow.end_settling();
+    flow.exchange(held, of_other(now) as u32);
 }
 
 /// The later of two times, of the low 32 bits of the clock.
@@ -141,8 +140,10 @@ impl Life {
     }
 
     /// A flow's word with the latest time that counts as its stamp. `now`: the clock.
-    pub fn latest(self, marks: u32, word: Word, heard: u32, now: u64) -> Word {
-        let counts = self.has(Self::ANY) || marks & (FRESH | SETTLING) != 0;
+    pub fn latest(self, word: Word, heard: u32, now: u64) -> Word {
+        let counts = self.has(Self::ANY) || is_of_data(word.stamp());
+        // The stamp of a flow that was entered is no packet's.
+        let counts = counts && !word.seen().is_unplaced();
         let stamp = match counts && idle(now, word.stamp()) < idle(now, heard) {
             true => word.stamp(),
             false => heard,
@@ -154,34 +155,47 @@ impl Life {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::seen::Seen;
+    use crate::{seen::Seen, state::State};
+
+    /// Of a flow of which packets have told the sequence numbers.
+    fn told() -> Seen {
+        Seen::of_socket(State::Established, Direction::FromLow, &[]).told()
+    }
 
     #[test]
     fn only_what_counts_as_life_is_the_latest() {
-        let word = Word::new(90, 3, Seen(5));
-        let stamp = |life: Life, marks, heard| {
-            let of = life.latest(marks, word, heard, 100);
-            assert_eq!((of.generation(), of.seen()), (3, Seen(5)));
+        let stamp = |life: Life, stamp, heard| {
+            let word = Word::new(stamp, 3, told());
+            let of = life.latest(word, heard, 100);
+            assert_eq!((of.generation(), of.seen()), (3, told()));
             of.stamp()
         };
-        assert_eq!(stamp(Life::LOW, Life::LOW.marks(), 70), 70);
-        assert_eq!(stamp(Life::LOW, Life::LOW.marks() | FRESH, 70), 90);
-        assert_eq!(stamp(Life::LOW, Life::LOW.marks() | SETTLING, 70), 90);
-        assert_eq!(stamp(Life::ANY, Life::ANY.marks(), 70), 90);
+        assert_eq!(stamp(Life::LOW, of_other(90), 70), 70);
+        assert_eq!(stamp(Life::LOW, of_data(90), 70), 91);
+        assert_eq!(stamp(Life::ANY, 90, 70), 90);
         // The timer was restarted after the latest packet.
-        assert_eq!(stamp(Life::ANY, Life::ANY.marks(), 95), 95);
-        assert_eq!(stamp(Life::HIGH, Life::HIGH.marks() | FRESH, 95), 95);
+        assert_eq!(stamp(Life::ANY, 90, 95), 95);
+        assert_eq!(stamp(Life::HIGH, of_data(90), 95), 95);
+    }
+
+    #[test]
+    fn stamps_are_no_earlier_than_their_packets() {
+        for now in [4, 5, u64::from(u32::MAX), u64::MAX] {
+            let [data, other] = [of_data(now), of_other(now)];
+            assert!(is_of_data(data as u32) && !is_of_data(other as u32));
+            assert!([data, other].iter().all(|it| it.wrapping_sub(now) <= 1));
+        }
     }
 
     #[test]
     fn times_wrap_and_may_lie_ahead() {
         let now = (1 << 32) + 5;
         let stamp = |stamp: u32, heard| {
-            let word = Word::new(stamp.into(), 0, Seen(0));
-            Life(3).latest(FRESH, word, heard, now).stamp()
+            let word = Word::new(stamp.into(), 0, told());
+            Life(3).latest(word, heard, now).stamp()
         };
         assert_eq!(stamp(u32::MAX, 0xffff_fff0), u32::MAX);
-        assert_eq!(stamp(0xffff_fff0, u32::MAX), u32::MAX);
+        assert_eq!(stamp(0xffff_fff1, u32::MAX), u32::MAX);
         // Written by a CPU whose clock went on after ours was read.
         assert_eq!(stamp(7, 4), 7);
         assert_eq!(later(u32::MAX, 3), 3);
@@ -197,7 +211,8 @@ mod tests {
         assert_eq!(of(Life(3)), [true, true]);
         assert_eq!(of(Life::ANY), [false, false]);
         for life in [Life::LOW, Life::HIGH, Life(3), Life::ANY] {
-            assert_eq!(life.marks() & (OFFLOADED | FRESH | SETTLING), OFFLOADED);
+            assert_eq!(life.marks() & OFFLOADED, OFFLOADED);
+            assert_eq!(counts_data(life.marks()), life != Life::ANY);
             assert_eq!(life.marks() & !MARKS, 0);
         }
     }

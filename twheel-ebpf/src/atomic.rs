@@ -70,38 +70,53 @@ atomic!(
     and_64, u64, "r0 = atomic_fetch_and((u64 *)({place} + 0), r0)", fetch_and
 );
 
-/// Stores `new` at `place` if it holds `old`; returns the value before.
-///
-/// # Safety
-///
-/// `place` must be valid, 8-byte aligned map memory.
-#[inline(always)]
-pub unsafe fn compare_exchange(place: *mut u64, old: u64, new: u64) -> u64 {
-    #[cfg(target_arch = "bpf")]
-    {
-        let held;
-        // SAFETY: the caller's promise; the instruction reads and writes these eight bytes.
-        unsafe {
-            core::arch::asm!(
-                "r0 = cmpxchg_64({place} + 0, r0, {new})",
-                place = in(reg) place,
-                new = in(reg) new,
-                inout("r0") old => held,
-            );
+macro_rules! compare_exchange {
+    ($name:ident, $type:ty, $register:ident, $atomic:ident, $instruction:literal) => {
+        /// Stores `new` at `place` if it holds `old`; returns the value before.
+        ///
+        /// # Safety
+        ///
+        /// `place` must be valid, aligned map memory.
+        #[inline(always)]
+        pub unsafe fn $name(place: *mut $type, old: $type, new: $type) -> $type {
+            #[cfg(target_arch = "bpf")]
+            {
+                let held: u64;
+                // SAFETY: the caller's promise; the instruction reads and writes that place alone.
+                unsafe {
+                    core::arch::asm!(
+                        $instruction,
+                        place = in(reg) place,
+                        new = in($register) new,
+                        inout("r0") u64::from(old) => held,
+                    );
+                }
+                held as $type
+            }
+            #[cfg(not(target_arch = "bpf"))]
+            {
+                use core::sync::atomic::{$atomic, Ordering::SeqCst};
+                // SAFETY: the caller's promise.
+                let place = unsafe { $atomic::from_ptr(place) };
+                match place.compare_exchange(old, new, SeqCst, SeqCst) {
+                    Ok(held) | Err(held) => held,
+                }
+            }
         }
-        held
-    }
-    #[cfg(not(target_arch = "bpf"))]
-    {
-        use core::sync::atomic::{AtomicU64, Ordering};
-        // SAFETY: the caller's promise.
-        match unsafe { AtomicU64::from_ptr(place) }.compare_exchange(
-            old,
-            new,
-            Ordering::SeqCst,
-            Ordering::SeqCst,
-        ) {
-            Ok(held) | Err(held) => held,
-        }
-    }
+    };
 }
+
+compare_exchange!(
+    compare_exchange,
+    u64,
+    reg,
+    AtomicU64,
+    "r0 = cmpxchg_64({place} + 0, r0, {new})"
+);
+compare_exchange!(
+    compare_exchange_32,
+    u32,
+    wreg,
+    AtomicU32,
+    "w0 = cmpxchg32_32({place} + 0, w0, {new})"
+);

@@ -3,8 +3,11 @@
 use twheel_common::{
     flow::Word,
     key::Direction,
-    numbers::{advance, is_apart},
-    offload::{FRESH, Heard, MARKS, OFFLOADED, Offload, SETTLING, UNSEEN, counts, later, settle},
+    numbers::is_next,
+    offload::{
+        Heard, MARKS, OFFLOADED, Offload, UNSEEN, counts, counts_data, is_of_data, later, of_data,
+        of_other, replace,
+    },
     seen::Seen,
     segment::Segment,
 };
@@ -14,31 +17,81 @@ use crate::{
     maps::OFFLOADS,
     record::{self, Hot},
     rule,
-    verifier::given,
 };
 
 /// Lets it be known that a side of a flow has sent data, if that counts as life of it. The time of
-/// the packet was stored before.
+/// the packet, `now`, was stored before.
 #[inline(always)]
-pub fn hear(flow: Hot, direction: Direction) {
+pub fn hear(flow: Hot, direction: Direction, now: u64) {
     if config!(offload) != 0 && counts(flow.marks(), direction) {
-        flow.set(FRESH);
+        let word = flow.word();
+        if !is_of_data(word.stamp()) || word.is_older_than(now) {
+            flow.touch(of_data(now));
+        }
     }
 }
 
-/// A packet that changes no state is about to store its time, which is younger than the stamp.
+/// Notes a packet at `now` that changes no state. `word`: the flow's, whose stamp is older.
 #[inline(always)]
-pub fn expect(flow: Hot, segment: &Segment) {
-    if config!(offload) != 0 && flow.marks() & FRESH != 0 {
-        offload_expect(flow.index(), segment);
+pub fn touch(flow: Hot, word: Word, segment: &Segment, now: u64) {
+    let marks = marks(flow);
+    if !counts_data(marks) {
+        return flow.touch(now);
+    }
+    // Where one side sends at a time, nearly every packet with data. Another one whose data counts is
+    // heard later.
+    let is_heard = counts(marks, segment.direction)
+        && !word.seen().is_told_by(segment.direction, config::view())
+        && is_next(flow.positions(), segment);
+    match is_heard {
+        true => flow.touch(of_data(now)),
+        false => drop(offload_replace(flow.index(), word.stamp(), now)),
     }
 }
 
-/// Keeps the time of the latest data, if the flow has such and a packet at `now` may replace it.
+/// The same of a packet that was seen before, at another interface.
 #[inline(always)]
-pub fn keep(flow: Hot, word: Word, now: u64) {
-    if config!(offload) != 0 && flow.marks() & FRESH != 0 && word.is_older_than(now) {
-        offload_settle(flow.index());
+pub fn touch_again(flow: Hot, word: Word, now: u64) {
+    match counts_data(marks(flow)) {
+        false => flow.touch(now),
+        true => drop(offload_replace(flow.index(), word.stamp(), now)),
+    }
+}
+
+/// For how long a flow that is entered at `now` has been idle, so that its stamp is not of data: a unit
+/// more or less.
+#[inline(always)]
+pub fn entered(now: u64, idle: u32) -> u32 {
+    match config!(offload) {
+        0 => idle,
+        _ => idle ^ ((now as u32 ^ idle) & 1),
+    }
+}
+
+/// Keeps the time of the latest data: the word that a flow has is perhaps exchanged.
+#[inline(always)]
+pub fn keep(flow: Hot, word: Word) {
+    if counts_data(marks(flow)) && is_of_data(word.stamp()) {
+        offload_raise(flow.index(), word.stamp());
+    }
+}
+
+/// The word that a flow gets with a new state, instead of `after`. If what is new is data, that is
+/// [heard](hear) later.
+#[inline(always)]
+pub fn replaced(flow: Hot, before: Word, after: Word) -> Word {
+    if !counts_data(marks(flow)) || before.stamp() == after.stamp() {
+        return after;
+    }
+    let stamp = of_other(after.stamp().into());
+    Word::new(stamp, after.generation(), after.seen())
+}
+
+#[inline(always)]
+fn marks(flow: Hot) -> u32 {
+    match config!(offload) {
+        0 => 0,
+        _ => flow.marks(),
     }
 }
 
@@ -51,29 +104,11 @@ pub fn stay(index: u32) -> u32 {
     }
 }
 
-/// Keeps the time of the latest data, unless this packet has some, too, and the flow stays fresh.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn offload_expect(index: u32, segment: *const Segment) -> u64 {
-    let (Some(flow), Some(segment)) = (record::hot(index), given(segment)) else {
-        return 0;
-    };
-    let (positions, seen) = (flow.positions(), flow.word().seen());
-    let is_heard = counts(flow.marks(), segment.direction)
-        && !seen.is_told_by(segment.direction, config::view())
-        && !is_apart(positions, segment)
-        && advance(positions, seen, segment).is_some();
-    if !is_heard {
-        offload_settle(index);
-    }
-    0
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn offload_settle(index: u32) -> u64 {
+extern "C" fn offload_replace(index: u32, held: u32, now: u64) -> u64 {
     if let Some(flow) = record::hot(index) {
-        settle(&flow);
+        replace(&flow, held, now);
     }
     0
 }
@@ -83,28 +118,14 @@ const ATTEMPTS: u32 = 8;
 
 impl Heard for Hot {
     #[inline(always)]
-    fn stamp(&self) -> u32 {
-        self.word().stamp()
-    }
-
-    #[inline(always)]
     fn raise(&self, to: u32) {
         offload_raise(self.index(), to);
     }
 
     #[inline(always)]
-    fn begin_settling(&self) -> u32 {
-        self.set(SETTLING)
-    }
-
-    #[inline(always)]
-    fn clear_fresh(&self) {
-        self.clear(FRESH);
-    }
-
-    #[inline(always)]
-    fn end_settling(&self) {
-        self.clear(SETTLING);
+    fn exchange(&self, held: u32, stamp: u32) {
+        // SAFETY: the record's line; the other half of the word stays.
+        unsafe { atomic::compare_exchange_32(self.stamp_place(), held, stamp) };
     }
 }
 
@@ -115,36 +136,25 @@ impl Hot {
         // SAFETY: the record's line. Volatile, because others change it.
         unsafe { self.details_place().read_volatile() & MARKS }
     }
-
-    #[inline(always)]
-    fn set(self, marks: u32) -> u32 {
-        // SAFETY: the record's line; other bits stay.
-        unsafe { atomic::or(self.details_place(), marks) }
-    }
-
-    #[inline(always)]
-    fn clear(self, marks: u32) {
-        // SAFETY: as in `set`.
-        unsafe { atomic::and(self.details_place(), !marks) };
-    }
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn offload_raise(index: u32, to: u32) -> u64 {
-    let Some(offload) = OFFLOADS.get_ptr_mut(index) else {
+    let Some(offload) = record::hot(index).and_then(|flow| OFFLOADS.get_ptr_mut(flow.details()))
+    else {
         return 0;
     };
-    // The time, and 0.
-    let place: *mut u64 = offload.cast();
-    // SAFETY: the first eight bytes of a value of the map. Volatile, because others store there.
+    // SAFETY: a value of the map.
+    let place = unsafe { &raw mut (*offload).heard };
+    // SAFETY: as above. Volatile, because others store there.
     let mut held = unsafe { place.read_volatile() };
     for _ in 0..ATTEMPTS {
-        if later(held as u32, to) != to {
+        if later(held, to) != to {
             break;
         }
-        // SAFETY: as above; values of the map are aligned to 8.
-        let found = unsafe { atomic::compare_exchange(place, held, to.into()) };
+        // SAFETY: as above.
+        let found = unsafe { atomic::compare_exchange_32(place, held, to) };
         if found == held {
             break;
         }
@@ -180,12 +190,15 @@ pub fn longer(rule: u16, seen: Seen, stay: u32) -> u32 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn offload_stay(index: u32) -> u64 {
-    let (Some(flow), Some(offload)) = (record::hot(index), OFFLOADS.get_ptr(index)) else {
+    let Some(flow) = record::hot(index) else {
         return 0;
     };
     if flow.marks() & OFFLOADED == 0 {
         return 0;
     }
+    let Some(offload) = OFFLOADS.get_ptr(flow.details()) else {
+        return 0;
+    };
     let offload: *const Offload = offload;
     // SAFETY: a value of the map. Volatile, because userspace stores there.
     let stay = unsafe { (&raw const (*offload).stay).read_volatile() };

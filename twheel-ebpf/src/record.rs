@@ -3,7 +3,7 @@
 //!
 //! A handle stays valid memory for as long as the program runs, but once the flow is removed, the
 //! record may be given to another flow at once. Hence the rules of `twheel_common::table`: a late
-//! stamp makes another flow at most younger, and everything else that CPUs share changes by
+//! stamp makes another flow at most younger, that of the record or of the details, and everything else that CPUs share changes by
 //! compare-and-swap against a generation that no other flow has.
 
 use twheel_common::{
@@ -128,18 +128,13 @@ impl Hot {
         unsafe { self.hops_place().read_volatile() }
     }
 
-    /// Notes a packet at `now`, which is younger than the stamp that was read.
+    /// Notes a packet at `now`, which is younger than the stamp that was read, or as young.
     #[inline(always)]
     pub fn touch(self, now: u64) {
         // SAFETY: a record is valid memory while the program runs; the module's documentation says
         // what happens if the flow is removed meanwhile. Volatile, because other CPUs store there
         // too.
-        unsafe {
-            self.word_place()
-                .cast::<u32>()
-                .add(LOW)
-                .write_volatile(now as u32)
-        };
+        unsafe { self.stamp_place().write_volatile(now as u32) };
     }
 
     /// Clears [starting](Seen::is_starting), now that `created` is right.
@@ -244,6 +239,12 @@ impl Hot {
                 .cast::<u32>()
                 .add(2 * self.slot())
         }
+    }
+
+    #[inline(always)]
+    pub(crate) fn stamp_place(self) -> *mut u32 {
+        // SAFETY: the word's half.
+        unsafe { self.word_place().cast::<u32>().add(LOW) }
     }
 
     #[inline(always)]

@@ -50,7 +50,13 @@ pub fn apply(flow: At, before: Word, decision: &Decision, packet: Packet<'_>) ->
         return 0;
     }
     if !effects.has(Effects::WORD) {
-        keep(flow.hot(), before, packet);
+        touch_again(flow.index(), now);
+        if before.seen().is_told_by(segment.direction, config::view()) {
+            touch_told(flow.index(), segment, way.0, now);
+        } else {
+            cross(flow.hot(), packet);
+            touch_follow(flow.index(), segment, now, before.seen().0);
+        }
     } else {
         clock::see(now);
         count(Counter::Changed);
@@ -63,7 +69,7 @@ pub fn apply(flow: At, before: Word, decision: &Decision, packet: Packet<'_>) ->
             if effects.has(Effects::BOTH) {
                 flow.set_positions(numbers::first(segment));
                 if segment.seq != segment.end {
-                    offload::hear(flow.hot(), segment.direction);
+                    offload::hear(flow.hot(), segment.direction, now);
                 }
             }
             if effects.has(Effects::OTHER) {
@@ -71,13 +77,14 @@ pub fn apply(flow: At, before: Word, decision: &Decision, packet: Packet<'_>) ->
             }
             if effects.has(Effects::BOTH) || effects.has(Effects::OTHER) {
                 // What it had sent before is not known, so this may be news.
-                offload::hear(flow.hot(), segment.direction.reverse());
+                offload::hear(flow.hot(), segment.direction.reverse(), now);
             }
             if effects.has(Effects::DOUBT) {
                 flow.set_doubt(decision.doubt);
             }
             if effects.has(Effects::FOLLOWS) {
-                follow(flow.hot(), before.seen(), segment, way);
+                cross(flow.hot(), packet);
+                touch_follow(flow.index(), segment, now, before.seen().0);
             }
         }
         let (before, after) = (before.seen().0, decision.word.seen().0);
@@ -112,9 +119,9 @@ pub struct Packet<'a> {
 pub fn keep(flow: Hot, word: Word, packet: Packet<'_>) {
     let Packet { segment, now, way } = packet;
     if word.is_older_than(now) {
-        // So a flow with a packet in every unit of the clock is written once a unit.
-        offload::expect(flow, segment);
-        flow.touch(now);
+        // So a flow with a packet in every unit of the clock is written once a unit; one of which data
+        // counts, a few times.
+        offload::touch(flow, word, segment, now);
         clock::see(now);
     }
     let (seen, told) = (word.seen(), numbers::first(segment));
@@ -122,17 +129,45 @@ pub fn keep(flow: Hot, word: Word, packet: Packet<'_>) {
         return;
     }
     if seen.is_told_by(segment.direction, config::view()) {
-        touch_told(flow.index(), segment, way.0);
+        touch_told(flow.index(), segment, way.0, now);
     } else {
-        follow(flow, seen, segment, way);
+        cross(flow, packet);
+        follow(flow, seen, packet);
     }
+}
+
+/// Notes a packet at `now` that could have changed the state, or that was seen before. If it has data
+/// that counts, that is [heard](offload::hear) later.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_again(index: u32, now: u64) -> u64 {
+    let Some(flow) = record::hot(index) else {
+        return 0;
+    };
+    let word = flow.word();
+    if word.is_older_than(now) {
+        offload::touch_again(flow, word, now);
+        clock::see(now);
+    }
+    0
+}
+
+/// Calls [`follow`], for a packet that has, or could have, changed the state from `seen` on.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_follow(index: u32, segment: *const Segment, now: u64, seen: u32) -> u64 {
+    if let (Some(flow), Some(segment)) = (record::hot(index), given(segment)) {
+        let way = Way(0);
+        follow(flow, Seen(seen), Packet { segment, now, way });
+    }
+    0
 }
 
 /// Takes the next sequence numbers of both sides from a packet of a side that alone determines
 /// both.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn touch_told(index: u32, segment: *const Segment, way: u32) -> u64 {
+pub extern "C" fn touch_told(index: u32, segment: *const Segment, way: u32, now: u64) -> u64 {
     if let (Some(flow), Some(segment)) = (record::at(index), given(segment))
         && flow.has_key(&segment.key)
     {
@@ -140,7 +175,7 @@ pub extern "C" fn touch_told(index: u32, segment: *const Segment, way: u32) -> u
         flow.set_positions(after);
         for direction in [Direction::FromLow, Direction::FromHigh] {
             if numbers::next_of(before, direction) != numbers::next_of(after, direction) {
-                offload::hear(flow.hot(), direction);
+                offload::hear(flow.hot(), direction, now);
             }
         }
         learn(flow, segment, Way(way));
@@ -157,16 +192,23 @@ fn learn(flow: At, segment: &Segment, way: Way) {
     }
 }
 
-/// Notes the sender's next sequence number, and the other side's as the sender acknowledges it.
+/// Notes what follows from a segment that is apart from those that were seen.
 #[inline(always)]
-fn follow(flow: Hot, seen: Seen, segment: &Segment, way: Way) {
-    let positions = flow.positions();
-    if is_apart(positions, segment) {
-        touch_apart(flow.index(), segment, way.0);
+fn cross(flow: Hot, packet: Packet<'_>) {
+    let Packet { segment, now, way } = packet;
+    if is_apart(flow.positions(), segment) {
+        touch_apart(flow.index(), segment, way.0, now);
     }
+}
+
+/// Notes the sender's next sequence number.
+#[inline(always)]
+fn follow(flow: Hot, seen: Seen, packet: Packet<'_>) {
+    let Packet { segment, now, .. } = packet;
+    let positions = flow.positions();
     if let Some(position) = advance(positions, seen, segment) {
         flow.set_position(segment.direction, position);
-        offload::hear(flow, segment.direction);
+        offload::hear(flow, segment.direction, now);
     }
 }
 
@@ -174,7 +216,7 @@ fn follow(flow: Hot, seen: Seen, segment: &Segment, way: Way) {
 /// packets are lost.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn touch_apart(index: u32, segment: *const Segment, way: u32) -> u64 {
+pub extern "C" fn touch_apart(index: u32, segment: *const Segment, way: u32, now: u64) -> u64 {
     let (Some(flow), Some(segment)) = (record::at(index), given(segment)) else {
         return 0;
     };
@@ -187,7 +229,7 @@ pub extern "C" fn touch_apart(index: u32, segment: *const Segment, way: u32) -> 
     let apart = numbers::apart(positions, flow.doubt(), seen, segment, is_own_way);
     if let Some(position) = apart.other {
         flow.set_position(direction.reverse(), position);
-        offload::hear(flow.hot(), direction.reverse());
+        offload::hear(flow.hot(), direction.reverse(), now);
     }
     if let Some(position) = apart.own {
         flow.set_doubt(position);

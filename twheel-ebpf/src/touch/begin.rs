@@ -8,7 +8,7 @@ use twheel_common::{
 use crate::{
     clock, config,
     count::count,
-    emit, enforce,
+    emit, enforce, offload,
     policy::{self, Arrival},
     record, table, updates,
     verifier::given,
@@ -203,7 +203,7 @@ pub extern "C" fn touch_enter(
         seen,
         rule: rule_origin as u32 & RULES | outgoing,
         way: SideWay::ANY,
-        idle,
+        idle: offload::entered(now, idle),
     };
     let begun = start(segment, place, now, begins);
     if Touched::from_raw(begun >> 32) == Touched::Created {

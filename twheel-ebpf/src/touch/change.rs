@@ -28,9 +28,8 @@ pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64, wa
     if !flow.has_key(&segment.key) {
         return STRANGER;
     }
-    offload::keep(flow.hot(), flow.hot().word(), now);
     // Another CPU may change the flow at the same time; but states only lead forward, and the stamp
-    // changes once a unit of the clock. So few attempts are needed.
+    // changes a few times in a unit of the clock. So few attempts are needed.
     let mut attempt = Attempt {
         before: Word::default(),
         decision: Decision::RACED,
@@ -40,6 +39,7 @@ pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64, wa
     };
     for _ in 0..ATTEMPTS {
         touch_decide(index, segment, now, &raw mut attempt);
+        offload::keep(flow.hot(), attempt.before);
         if touch_store(index, segment, &raw mut attempt) != AGAIN {
             break;
         }
@@ -209,7 +209,8 @@ pub extern "C" fn touch_store(index: u32, segment: *const Segment, attempt: *mut
     if !attempt.decision.effects.has(Effects::WORD) {
         return DONE;
     }
-    match table::change(flow, &segment.key, attempt.before, attempt.decision.word) {
+    let word = offload::replaced(flow, attempt.before, attempt.decision.word);
+    match table::change(flow, &segment.key, attempt.before, word) {
         Some(Ok(changed)) => attempt.decision.word = changed,
         Some(Err(_)) => {
             attempt.decision = Decision::RACED;

@@ -96,8 +96,7 @@ fn is_seen_again(flow: Hot, word: Word, segment: &Segment, now: u64, arrival: Ar
         return false;
     }
     if word.is_older_than(now) {
-        offload::keep(flow, word, now);
-        flow.touch(now);
+        offload::touch_again(flow, word, now);
         clock::see(now);
     }
     true

@@ -151,6 +151,10 @@ impl DataPlane {
             0 => 1,
             _ => wanted.hash.records() as u32,
         };
+        let of_details = |asked| match asked {
+            0 => 1,
+            _ => details,
+        };
         // Does not depend on what is adopted, unless flows are enforced for good.
         let tombs = match load.config.enforce.is_for_good() {
             false => HELD,
@@ -178,15 +182,9 @@ impl DataPlane {
             .map_max_entries("DETAILS", details)
             .map_max_entries("EXTRAS", details)
             .map_max_entries("ACCOUNTS", extra(load.config.accounting))
-            .map_max_entries(
-                "UPDATES",
-                match load.config.active_timeout {
-                    0 => 1,
-                    _ => details,
-                },
-            )
+            .map_max_entries("UPDATES", of_details(load.config.active_timeout))
             .map_max_entries("RTOS", extra(load.config.rto.on))
-            .map_max_entries("OFFLOADS", extra(load.config.offload))
+            .map_max_entries("OFFLOADS", of_details(load.config.offload))
             .map_max_entries("TOMBSTONES", tombs)
             .map_max_entries("ANSWERS", sources)
             .map_max_entries("INBOXES", cpus()?)

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use aya::util::nr_cpus;
 use twheel_common::{
     counter::{FIRST_INTERFACE, MAX_INTERFACES},
-    offload::SETTLING,
+    offload::COUNTS,
     pool::{CHAIN, SHELF},
 };
 
@@ -27,7 +27,7 @@ const MAX_CPUS: usize = 1 << 12;
 /// marks of the flow.
 pub(super) fn details(max_flows: u32) -> Result<u32> {
     let most = u64::from(max_flows) + u64::from(cpus()?) * u64::from(SHELF);
-    Ok(most.next_multiple_of(CHAIN.into()).min(SETTLING.into()) as u32)
+    Ok(most.next_multiple_of(CHAIN.into()).min(COUNTS.into()) as u32)
 }
 
 /// The number of CPUs that this host may have.

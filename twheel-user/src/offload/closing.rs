@@ -1,7 +1,8 @@
-//! Looks at what programs have passed, and closes it; and asks the kernel of their sockets. Each may take for as long as a program
-//! likes: a socket is locked while data is sent from memory that comes late, and whoever closes the
-//! last copy of a descriptor waits for data to be sent (`SO_LINGER`), or for a file system. So two
-//! threads do that for each user, one of them each, and the others' programs go on.
+//! Looks at what programs have passed, and closes it; and asks the kernel of their sockets. Each may
+//! take for as long as a program likes: a socket is locked while data is sent from memory that comes
+//! late, and whoever closes the last copy of a descriptor waits for data to be sent (`SO_LINGER`), or
+//! for a file system. So two threads do that for each user, one of them each, and the others' programs
+//! go on.
 
 use std::{
     collections::HashMap,

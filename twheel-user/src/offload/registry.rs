@@ -11,7 +11,7 @@ use twheel_client::protocol::{Action, Outcome};
 use twheel_common::{
     flow::{self, Word},
     key::{Direction, FlowKey},
-    offload::{FRESH, Life, Offload, SETTLING, UNSEEN},
+    offload::{Life, Offload, UNSEEN},
     seen::Seen,
     table::WINDOW,
     visit::visit,
@@ -21,10 +21,13 @@ use twheel_timers::{Intrusive, Node};
 use super::table::Table;
 
 mod asked;
+mod places;
 
 pub use self::asked::{Id, Over, Refusal, Start};
+use self::places::Places;
 
-/// A registration: 32 bytes, beside 16 of its timer and 16 beside the flow's record.
+/// A registration: 32 bytes, beside 16 of its timer, 8 of the flow's [`Offload`], and 3 for each of the
+/// records of the table, of which there are two to a flow.
 #[derive(Clone, Copy, Debug)]
 struct Registration {
     cookie: u64,
@@ -75,13 +78,16 @@ fn fingerprint(key: &FlowKey) -> u16 {
     hasher.finish() as u16
 }
 
-const _: () = assert!(size_of::<Registration>() + size_of::<Node>() + size_of::<Offload>() == 64);
+const _: () = {
+    let own = size_of::<Registration>() + size_of::<Node>();
+    assert!(own + 2 * size_of::<[u8; 3]>() + size_of::<Offload>() <= 64);
+};
 
 /// The owner of a place that has no registration.
 const FREE: u16 = u16::MAX;
 /// No place: there are fewer.
 const NO_PLACE: u32 = u32::MAX;
-/// Most times that a flow is read whose packets come meanwhile.
+/// Most times that a record is read whose flow changes meanwhile.
 const READS: u32 = 4;
 
 /// All registrations.
@@ -92,6 +98,7 @@ pub struct Registry<T> {
     epoch: u64,
     nodes: Vec<Node>,
     all: Vec<Registration>,
+    places: Places,
     /// The first of the places that are free, each of which names the next in place of a record; or
     /// [`NO_PLACE`]. And how many there are.
     free: u32,
@@ -114,8 +121,8 @@ pub struct Registry<T> {
 /// What a registry is made for.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Most registrations.
-    pub most: u32,
+    /// Number of records of the flow table.
+    pub records: u32,
     /// Units by which the last packet may have come later than its time says.
     pub doubt: u32,
     /// Units for which the running twheel may be away.
@@ -128,11 +135,12 @@ impl<T: Table> Registry<T> {
     /// Over a flow table.
     pub fn new(table: T, shape: Shape) -> Self {
         let Shape {
-            most,
+            records,
             doubt,
             margin,
             one_way,
         } = shape;
+        let most = records.min(Places::MOST);
         // Memory that is not used yet takes none. Growing would leave copies behind; if there is no
         // room for all now, they grow.
         let (mut nodes, mut all) = (Vec::new(), Vec::new());
@@ -145,6 +153,7 @@ impl<T: Table> Registry<T> {
             table,
             nodes,
             all,
+            places: Places::new(records),
             free: NO_PLACE,
             frees: 0,
             entered: Vec::new(),
@@ -258,12 +267,16 @@ impl<T: Table> Registry<T> {
         let stay = self.stay(start.timeout, how);
         let (now, marks) = (self.table.now(), start.life.marks());
         if begins {
-            self.table.mark(record, 0);
-            let since = (now as u32).wrapping_sub(start.idle.min(start.timeout));
-            self.table.set_heard(record, since);
+            if self.table.marks(record) != 0 {
+                self.table.mark(record, 0);
+            }
+            let heard = (now as u32).wrapping_sub(start.idle.min(start.timeout));
+            self.table.set_offload(record, Offload { heard, stay });
+        } else {
+            self.table.set_stay(record, stay);
         }
-        self.table.set_kept(record, stay, place);
-        if self.table.marks(record) & !(FRESH | SETTLING) != marks {
+        self.places.set(record, place);
+        if self.table.marks(record) != marks {
             self.table.mark(record, marks);
             if !begins {
                 // Something else counts now, and when that came is not known.
@@ -305,9 +318,12 @@ impl<T: Table> Registry<T> {
         let timeout = held.timeout;
         let idle = idle.min(timeout);
         let since = (self.table.now() as u32).wrapping_sub(idle);
-        self.table.raise_heard(id.record(), since);
-        self.table
-            .set_kept(id.record(), self.stay(timeout, how), place);
+        // Once the flow has ended, another one may have what was kept of it.
+        let word = self.table.word(id.record());
+        if word.is_some_and(|word| word.generation() == id.generation()) {
+            self.table.raise_heard(id.record(), since);
+            self.table.set_stay(id.record(), self.stay(timeout, how));
+        }
         self.arm(place, u64::from(timeout - idle) + u64::from(self.doubt));
         true
     }
@@ -380,7 +396,11 @@ impl<T: Table> Registry<T> {
             };
             let visit = visit(now, latest, held.timeout, |_| self.doubt);
             match visit.end {
-                None => self.arm(place, visit.due.saturating_sub(now)),
+                None => {
+                    // Stamps wrap: what is kept must not become older than half of their circle.
+                    self.table.raise_heard(held.record, latest.stamp());
+                    self.arm(place, visit.due.saturating_sub(now));
+                }
                 Some(_) if self.is_open(word.seen()) => {
                     let idle = flow::idle(now, latest.stamp());
                     return Some(self.over(place, Outcome::Expired, idle));
@@ -396,14 +416,13 @@ impl<T: Table> Registry<T> {
     fn latest(&self, record: u32, life: Life) -> Option<(Word, Word)> {
         let mut read = None;
         for _ in 0..READS {
-            // In this order: as long as a flow is fresh, its stamp is no older than its data; and when
-            // it is no longer, the time of that was stored before.
-            let marks = self.table.marks(record);
+            // In this order: when the stamp is not of data, the time of that was stored before.
             let word = self.table.word(record)?;
             let heard = self.table.offload(record).heard;
-            read = Some((word, life.latest(marks, word, heard, self.table.now())));
-            // Else the stamp may be that of a packet that does not count.
-            if self.table.marks(record) == marks {
+            read = Some((word, life.latest(word, heard, self.table.now())));
+            // Else what was read may be of two flows.
+            let again = self.table.word(record)?;
+            if again.generation() == word.generation() {
                 break;
             }
         }
@@ -431,12 +450,13 @@ impl<T: Table> Registry<T> {
             self.remove(place);
             return None;
         }
-        let Registration {
-            timeout, record, ..
-        } = self.all[place as usize];
-        // A flow may have been idle for longer than since the timer began.
-        let heard = self.table.offload(record).heard;
-        let idle = idle.map(|idle| idle.min(flow::idle(self.table.now(), heard)));
+        let timeout = self.all[place as usize].timeout;
+        // A flow may have been idle for longer than since the timer began, or was looked at last.
+        let due = self.nodes[place as usize].deadline();
+        let due = self.epoch + due.unwrap_or(u64::MAX / 2);
+        let timer = u64::from(timeout) + u64::from(self.doubt);
+        let since = (self.table.now() + timer).saturating_sub(due);
+        let idle = idle.map(|idle| idle.min(u32::try_from(since).unwrap_or(u32::MAX)));
         Some(match idle {
             Some(idle) if idle >= timeout => self.over(place, Outcome::Expired, idle),
             _ => self.over(place, Outcome::Closed, 0),
@@ -484,7 +504,7 @@ impl<T: Table> Registry<T> {
         }
         // A further connection with the same key keeps the record's mark. A registration of its own
         // would have another place.
-        if self.table.offload(record).place == place {
+        if self.places.get(record) == Some(place) {
             self.table.mark(record, 0);
         }
         self.wheel.stop(&mut self.nodes, place);
@@ -492,7 +512,7 @@ impl<T: Table> Registry<T> {
 
     /// The place of the registration of a record's flow.
     fn place_of(&self, record: u32, generation: u16) -> Option<u32> {
-        let place = self.table.offload(record).place;
+        let place = self.places.get(record)?;
         let held = self.all.get(place as usize)?;
         let is_it = held.owner != FREE && held.record == record && held.generation == generation;
         is_it.then_some(place)

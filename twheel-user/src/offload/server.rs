@@ -196,7 +196,7 @@ impl Thread {
             limit,
         } = *plane;
         let shape = Shape {
-            most: table.records(),
+            records: table.records(),
             doubt: config.max_stall,
             margin: u32::try_from(clock.units_ceil(AWAY)).unwrap_or(u32::MAX),
             one_way: config.one_way != 0,
@@ -575,6 +575,6 @@ impl Thread {
 /// Between looks at timers, so that there are not many of them.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Units by which an expiry comes late: two that a timeout has more, one until the thread looks,
-/// and one until it runs.
-const LATE: u32 = 4;
+/// Units by which an expiry comes late: two that a timeout has more, one by which the stamp of data
+/// may lie ahead, one until the thread looks, and one until it runs.
+const LATE: u32 = 5;

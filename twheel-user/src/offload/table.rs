@@ -40,20 +40,19 @@ pub trait Table {
     }
     /// What is kept of the registered flow in a record.
     fn offload(&self, record: u32) -> Offload;
-    /// Stores when it was heard, for a record whose packets do not.
-    fn set_heard(&self, record: u32, at: u32);
+    /// Stores all that is kept of the flow in a record, which is not registered.
+    fn set_offload(&self, record: u32, offload: Offload);
     /// It was heard at this time, unless it was later. Packets store that, too.
     fn raise_heard(&self, record: u32, at: u32);
-    /// Stores for how long it stays, and its registration's place.
-    fn set_kept(&self, record: u32, stay: u32, place: u32);
-    /// Gives the flow in a record these marks, without [`FRESH`](twheel_common::offload::FRESH). From
-    /// now on its packets are heard, and it stays for its timeout; or no longer.
+    /// Stores for how long it stays.
+    fn set_stay(&self, record: u32, stay: u32);
+    /// Gives the flow in a record these marks. From now on its packets are heard, and it stays for its
+    /// timeout; or no longer.
     fn mark(&self, record: u32, marks: u32);
 }
 
-/// Words of a line and of an entry beside a record.
+/// Words of a line.
 const LINE_WORDS: usize = size_of::<Line>() / WORD;
-const OFFLOAD_WORDS: usize = size_of::<Offload>() / WORD;
 const WORD: usize = size_of::<u64>();
 
 /// The maps `FLOWS` and `OFFLOADS`.
@@ -85,7 +84,12 @@ impl Mapping {
                 "FLOWS",
                 records as usize / LINE as usize * size_of::<Line>(),
             )?,
-            offloads: map("OFFLOADS", records as usize * size_of::<Offload>())?,
+            offloads: {
+                let map = pins.map("OFFLOADS")?;
+                let values = map.info()?.max_entries() as usize;
+                Mapped::new(map.fd(), values * size_of::<Offload>())
+                    .context("cannot map OFFLOADS")?
+            },
             hash: data_plane::meta(pins)?.hash,
             flows,
             records,
@@ -134,15 +138,25 @@ impl Mapping {
         (0..self.records).filter(|it| self.is_marked(*it)).collect()
     }
 
-    fn heard_word(&self, record: u32) -> &AtomicU64 {
-        const {
-            assert!(offset_of!(Offload, heard) == 0 && offset_of!(Offload, reserved) == 4);
-        }
-        self.offload_word(record, 0)
+    /// What is kept of a record's flow. If that has ended since it was looked at, another flow may have
+    /// it, but none that is registered: only this thread registers any, and it stores all of it then.
+    fn offload_word(&self, record: u32) -> &AtomicU64 {
+        let (_, word) = self.marks_of(record, 0);
+        let details: [u32; LINE as usize] = transmute!(word.load(Ordering::Acquire));
+        self.offloads
+            .word((details[Self::slot(record)] & !MARKS) as usize)
     }
 
-    fn offload_word(&self, record: u32, word: usize) -> &AtomicU64 {
-        self.offloads.word(record as usize * OFFLOAD_WORDS + word)
+    fn change(&self, record: u32, change: impl Fn(&mut Offload)) {
+        let changed = |held: u64| {
+            let mut offload: Offload = transmute!(held);
+            change(&mut offload);
+            let changed: u64 = transmute!(offload);
+            (changed != held).then_some(changed)
+        };
+        // What a packet stores meanwhile is compared, too.
+        let word = self.offload_word(record);
+        let _ = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, changed);
     }
 }
 
@@ -175,15 +189,7 @@ impl Table for Mapping {
     }
 
     fn offload(&self, record: u32) -> Offload {
-        // A window may reach beyond the end, and programs give any number.
-        if record >= self.records {
-            return Offload {
-                place: u32::MAX,
-                ..Offload::default()
-            };
-        }
-        let words = [0, 1].map(|word| self.offload_word(record, word).load(Ordering::Relaxed));
-        transmute!(words)
+        transmute!(self.offload_word(record).load(Ordering::SeqCst))
     }
 
     fn marks(&self, record: u32) -> u32 {
@@ -192,25 +198,17 @@ impl Table for Mapping {
         details[Self::slot(record)] & MARKS
     }
 
-    fn set_heard(&self, record: u32, at: u32) {
-        self.heard_word(record)
-            .store(transmute!([at, 0]), Ordering::SeqCst);
+    fn set_offload(&self, record: u32, offload: Offload) {
+        let word = self.offload_word(record);
+        word.store(transmute!(offload), Ordering::SeqCst);
     }
 
     fn raise_heard(&self, record: u32, at: u32) {
-        let raise = |held: u64| {
-            let [heard, _]: [u32; 2] = transmute!(held);
-            Some(transmute!([later(heard, at), 0]))
-        };
-        // What a packet stores meanwhile is compared, too.
-        let word = self.heard_word(record);
-        let _ = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, raise);
+        self.change(record, |it| it.heard = later(it.heard, at));
     }
 
-    fn set_kept(&self, record: u32, stay: u32, place: u32) {
-        const { assert!(offset_of!(Offload, place) == offset_of!(Offload, stay) + 4) };
-        self.offload_word(record, offset_of!(Offload, stay) / WORD)
-            .store(transmute!([stay, place]), Ordering::SeqCst);
+    fn set_stay(&self, record: u32, stay: u32) {
+        self.change(record, |it| it.stay = stay);
     }
 
     fn mark(&self, record: u32, marks: u32) {
