@@ -61,8 +61,8 @@ pub static UPDATES: Array<Reported> = Array::pinned(1, BPF_F_MMAPABLE);
 #[map]
 pub static RTOS: Array<Timers> = Array::pinned(1, BPF_F_MMAPABLE);
 
-/// What is kept of registered flows, by the number of their details; one value if nothing can be registered.
-/// Userspace writes it, too.
+/// What is kept of registered flows, by the number of their details; one value if nothing can be
+/// registered. Userspace writes it, too.
 #[map]
 pub static OFFLOADS: Array<Offload> = Array::pinned(1, BPF_F_MMAPABLE);
 

@@ -3,8 +3,8 @@
 //!
 //! A handle stays valid memory for as long as the program runs, but once the flow is removed, the
 //! record may be given to another flow at once. Hence the rules of `twheel_common::table`: a late
-//! stamp makes another flow at most younger, that of the record or of the details, and everything else that CPUs share changes by
-//! compare-and-swap against a generation that no other flow has.
+//! stamp makes another flow at most younger, that of the record or of the details, and everything else
+//! that CPUs share changes by compare-and-swap against a generation that no other flow has.
 
 use twheel_common::{
     flow::Word,

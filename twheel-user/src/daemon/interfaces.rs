@@ -143,8 +143,8 @@ impl<'a> Interfaces<'a> {
         self.instance.permit(self.common.group)
     }
 
-    /// All interfaces are detached: programs need not know them any longer. If that cannot be told
-    /// of one, it still is of the others.
+    /// Removes what programs were told of the interfaces. Call it when all are detached. If it fails
+    /// for one, it goes on with the others.
     pub fn leave_all(&mut self) -> Result<()> {
         let indexes = self.targets.clear();
         let leave = |index| self.common.watch.borrow_mut().leave(self.number(index));
