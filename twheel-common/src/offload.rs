@@ -154,6 +154,8 @@ impl Life {
 
 #[cfg(test)]
 mod tests {
+    use core::cell::Cell;
+
     use super::*;
     use crate::{seen::Seen, state::State};
 
@@ -187,6 +189,41 @@ mod tests {
         }
     }
 
+    #[derive(Default)]
+    struct Flow {
+        heard: Cell<u32>,
+        stamp: Cell<u32>,
+    }
+
+    impl Heard for Flow {
+        fn raise(&self, to: u32) {
+            self.heard.set(later(self.heard.get(), to));
+        }
+
+        fn exchange(&self, held: u32, stamp: u32) {
+            if self.stamp.get() == held {
+                self.stamp.set(stamp);
+            }
+        }
+    }
+
+    #[test]
+    fn the_time_of_data_is_kept_when_another_packet_comes() {
+        let flow = Flow::default();
+        let comes = |now| {
+            replace(&flow, flow.stamp.get(), now);
+            (flow.heard.get(), flow.stamp.get())
+        };
+        // No data has come yet.
+        assert_eq!(comes(20), (0, 20));
+        flow.stamp.set(of_data(30) as u32);
+        assert_eq!(comes(40), (31, 40));
+        assert_eq!(comes(51), (31, 52));
+        // Another packet stores its time just before.
+        replace(&flow, 40, 60);
+        assert_eq!(flow.stamp.get(), 52);
+    }
+
     #[test]
     fn times_wrap_and_may_lie_ahead() {
         let now = (1 << 32) + 5;
@@ -204,6 +241,8 @@ mod tests {
 
     #[test]
     fn marks_name_the_sides_that_count() {
+        // The highest bits: lower ones are of numbers.
+        assert_eq!([OFFLOADED, UNSEEN].map(u32::leading_zeros), [0, 0]);
         let [low, high] = [Direction::FromLow, Direction::FromHigh];
         let of = |life: Life| [low, high].map(|side| counts(life.marks(), side));
         assert_eq!(of(Life::data(low)), [true, false]);

@@ -38,7 +38,7 @@ const INSIDE: &str = "lib";
 /// The files of twheel-common, and the tests that are run against their mutants. None of these
 /// tests takes more than a few seconds; mutants that only models under loom would catch are in
 /// [`LIST`].
-const FILES: [(&str, &[&str]); 40] = [
+const FILES: [(&str, &[&str]); 41] = [
     ("bits", &["small"]),
     ("config", &[INSIDE, "config", "small"]),
     ("counter", &["small"]),
@@ -52,6 +52,7 @@ const FILES: [(&str, &[&str]); 40] = [
     ("key", &["flow"]),
     ("named", &[]),
     ("numbers", &["numbers", "state", "state_model"]),
+    ("offload", &[INSIDE]),
     ("packet/bytes", &["packet"]),
     ("packet/ethernet", &["packet"]),
     ("packet/ip", &["packet"]),
