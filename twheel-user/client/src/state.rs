@@ -12,10 +12,16 @@ use twheel_timers::{Intrusive, Node};
 use crate::{
     leaving::Leaving,
     offload::{Ended, Options},
-    protocol::{Event, Op, Outcome, Reply, Request},
+    protocol::{Event, Op, Outcome, Reply, Request, SOCKETS},
     slot::{Asked, Done, Phase, Slot, Tag, Waiting},
     socket::Socket,
 };
+
+/// Most packets that wait for their answers, …
+const UNANSWERED: usize = 2;
+/// … and most requests in one. When a request is sent, it says for how long it has waited. For how
+/// long it waits then, nobody knows.
+const MOST: usize = 256;
 
 /// All timers of a program.
 pub struct State {
@@ -219,19 +225,17 @@ impl State {
         }
     }
 
-    /// The number of a packet and its requests: as many as wait, at most `most`, at most `sockets`
-    /// starts. `None`: none wait.
-    pub fn packet(
-        &mut self,
-        most: usize,
-        sockets: usize,
-        now: Instant,
-    ) -> Option<(u64, Vec<Waiting>)> {
+    /// The number of a packet and its requests, as many as wait and may be sent at a time. `None`:
+    /// none for now.
+    pub fn packet(&mut self, now: Instant) -> Option<(u64, Vec<Waiting>)> {
+        if self.asked.len() >= UNANSWERED {
+            return None;
+        }
         let waiting = self.waiting.as_mut()?;
         let mut packet = Vec::new();
         let mut starts = 0;
-        while packet.len() < most
-            && starts < sockets
+        while packet.len() < MOST
+            && starts < SOCKETS
             && let Some(next) = waiting.pop_front()
         {
             starts += usize::from(next.socket.is_some());
@@ -471,15 +475,10 @@ impl State {
         self.arm_on(place, now);
     }
 
-    /// The same as [`arm`](Self::arm), for a connection that may have been idle already.
+    /// Looks at a timer when its timeout may have passed, if there was no life since it was started.
     fn arm_on(&mut self, place: u32, now: Instant) {
-        let slot = &self.slots[place as usize];
-        let since = now.saturating_duration_since(slot.since);
-        let idle = match slot.socket {
-            Some(socket) if !since.is_zero() => socket.idle(slot.options.life),
-            _ => None,
-        };
-        self.arm(place, now, idle.unwrap_or_default().min(since));
+        let since = self.slots[place as usize].since;
+        self.arm(place, now, now.saturating_duration_since(since));
     }
 
     /// Looks at a timer when its timeout may have passed, if the connection was idle for so long

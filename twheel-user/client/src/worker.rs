@@ -21,7 +21,6 @@ use nix::{
 use crate::{
     channel::{Channel, Packet},
     offload::Options,
-    protocol::{BATCH, SOCKETS},
     slot::{Done, Waiting},
     socket::Socket,
     state::State,
@@ -145,10 +144,11 @@ pub fn work(shared: &Arc<Shared>, connected: io::Result<Channel>) {
         }
         let mut blocked = false;
         if let Some(connected) = &channel {
-            let carried = send(shared, connected).and_then(|full| {
-                blocked = full;
-                receive(shared, connected)
-            });
+            let carried = send(shared, connected)
+                .and_then(|_| receive(shared, connected))
+                // Answers make room for more.
+                .and_then(|()| send(shared, connected));
+            blocked = carried.as_ref().is_ok_and(|full| *full);
             if carried.is_err() {
                 channel = None;
                 retry = Instant::now() + RETRY / 10;
@@ -197,7 +197,7 @@ fn wait(shared: &Shared, channel: Option<&Channel>, blocked: bool, retry: Option
 fn send(shared: &Shared, channel: &Channel) -> io::Result<bool> {
     loop {
         let now = Instant::now();
-        let Some((number, packet)) = shared.state().packet(BATCH, SOCKETS, now) else {
+        let Some((number, packet)) = shared.state().packet(now) else {
             return Ok(false);
         };
         // A socket may have been closed since.
