@@ -27,20 +27,29 @@ pub fn check_protocol(socket: BorrowedFd<'_>) -> Result<(), i32> {
     }
 }
 
-/// The endpoints of an established connection, by a socket of TCP's number.
+/// Checks that a connection is established, by a socket of TCP's number. This takes longer than all
+/// else here, and as long as the socket is locked.
 ///
 /// # Errors
 ///
-/// ENOTCONN if it is not established; EPROTOTYPE if it is a raw socket.
-pub fn ends(socket: BorrowedFd<'_>) -> Result<Ends, i32> {
+/// ENOTCONN if it is not; EPROTOTYPE if it is a raw socket.
+pub fn check_established(socket: BorrowedFd<'_>) -> Result<(), i32> {
     /// `TCP_ESTABLISHED` of `include/net/tcp_states.h`.
     const ESTABLISHED: u8 = 1;
     // The state is the first byte of `struct tcp_info`. A raw socket has none.
     match option::<u8>(socket, libc::IPPROTO_TCP, libc::TCP_INFO) {
-        Ok(ESTABLISHED) => {}
-        Ok(_) => return Err(libc::ENOTCONN),
-        Err(_) => return Err(libc::EPROTOTYPE),
+        Ok(ESTABLISHED) => Ok(()),
+        Ok(_) => Err(libc::ENOTCONN),
+        Err(_) => Err(libc::EPROTOTYPE),
     }
+}
+
+/// The endpoints of a connection, which may be ending.
+///
+/// # Errors
+///
+/// ENOTCONN if it has not begun, or has ended; EPROTOTYPE if it is of another address family.
+pub fn ends(socket: BorrowedFd<'_>) -> Result<Ends, i32> {
     let address = |found: nix::Result<SockaddrStorage>| {
         let found = found.map_err(|error| error as i32)?;
         let v4 = found

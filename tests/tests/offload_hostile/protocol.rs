@@ -2,9 +2,9 @@
 
 use std::{
     fs::File,
-    net::{TcpListener, UdpSocket},
+    net::{SocketAddr, TcpListener, UdpSocket},
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, AsRawFd, OwnedFd},
         unix::{fs::OpenOptionsExt, net::UnixStream},
     },
     thread,
@@ -15,12 +15,16 @@ use anyhow::{Result, ensure};
 use nix::sys::{
     epoll::{Epoll, EpollCreateFlags},
     eventfd::EventFd,
-    socket::{AddressFamily, SockFlag, SockType, socket},
+    socket::{
+        AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect,
+        getpeername, getsockname, socket,
+    },
 };
 use twheel_client::{
     Outcome,
     protocol::{self, BATCH, Kind, MAX_PACKET, Op, Request, SOCKETS},
 };
+use twheel_tests::pair::{Connection, Family};
 use zerocopy::IntoBytes;
 
 use crate::{DATA, LATE, Lab, about, millis, reclaim, start};
@@ -126,6 +130,14 @@ fn wrong_descriptors_are_refused_and_closed() -> Result<()> {
     let [first, second, third] = &connections;
     let good = start(60_000, DATA, 1);
     let null = File::open("/dev/null")?;
+    let tcp = |kind, protocol| -> Result<OwnedFd> {
+        Ok(socket(
+            AddressFamily::Inet,
+            kind,
+            SockFlag::SOCK_CLOEXEC,
+            protocol,
+        )?)
+    };
     lab.withstands("descriptors of other kinds", || {
         let raw = lab.raw()?;
         let pipe = nix::unistd::pipe()?;
@@ -134,20 +146,12 @@ fn wrong_descriptors_are_refused_and_closed() -> Result<()> {
             .custom_flags(libc::O_PATH)
             .open("/dev/null")?;
         let (unix, _other) = UnixStream::pair()?;
-        let tcp = |kind, protocol| -> Result<OwnedFd> {
-            Ok(socket(
-                AddressFamily::Inet,
-                kind,
-                SockFlag::SOCK_CLOEXEC,
-                protocol,
-            )?)
-        };
         let (listening, udp, unconnected, bare) = lab.pair.server.enter(|| {
             Ok((
                 TcpListener::bind("127.0.0.1:0")?,
                 UdpSocket::bind("127.0.0.1:0")?,
                 tcp(SockType::Stream, None)?,
-                tcp(SockType::Raw, Some(nix::sys::socket::SockProtocol::Tcp))?,
+                tcp(SockType::Raw, Some(SockProtocol::Tcp))?,
             ))
         })?;
         let halved = lab.connect(0)?;
@@ -179,6 +183,31 @@ fn wrong_descriptors_are_refused_and_closed() -> Result<()> {
             let found = raw.error(good, &[passed])?;
             ensure!(found == error, "{what}: {found}, not {error}");
         }
+        Ok(())
+    })?;
+    lab.withstands("a raw socket with the endpoints of a connection", || {
+        let raw = lab.raw()?;
+        // A raw socket's own port is its protocol's number.
+        let server = SocketAddr::new(Family::V4.server(), libc::IPPROTO_TCP as u16);
+        let listener = lab.pair.server.enter(|| Ok(TcpListener::bind(server)?))?;
+        let mut connection = Connection::open(&lab.pair.client, &listener)?;
+        connection.talk()?;
+        let of = |address: SocketAddr| SockaddrStorage::from(address);
+        let ends = (server, connection.server.peer_addr()?);
+        let bare = lab.pair.server.enter(|| {
+            let bare = tcp(SockType::Raw, Some(SockProtocol::Tcp))?;
+            bind(bare.as_raw_fd(), &of(SocketAddr::new(ends.0.ip(), 0)))?;
+            connect(bare.as_raw_fd(), &of(ends.1))?;
+            Ok(bare)
+        })?;
+        let its = (
+            getsockname(bare.as_raw_fd())?,
+            getpeername(bare.as_raw_fd())?,
+        );
+        ensure!(its == (of(ends.0), of(ends.1)), "{its:?}");
+        let found = raw.error(good, &[bare.as_fd()])?;
+        ensure!(found == libc::EPROTOTYPE, "{found}");
+        ensure!(raw.error(good, &[connection.server.as_fd()])? == 0);
         Ok(())
     })?;
     lab.withstands("more and fewer descriptors than starts", || {

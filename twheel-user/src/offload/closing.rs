@@ -23,6 +23,7 @@ use super::{
     ends::Shared,
     program::WAITING,
     rights::{self, Passed},
+    watched::Watched,
 };
 use crate::clock::Clock;
 
@@ -68,8 +69,7 @@ const CONNECTIONS: usize = 2_048;
 pub(super) struct Closers {
     users: HashMap<u32, User>,
     shared: Arc<Shared>,
-    /// The cookie of the network namespace that sockets are to be of.
-    namespace: u64,
+    watched: Arc<Watched>,
 }
 
 #[derive(Default)]
@@ -117,11 +117,11 @@ const GONE: usize = 1 << (usize::BITS - 1);
 
 impl Closers {
     /// Without any thread.
-    pub(super) fn new(shared: Arc<Shared>, namespace: u64) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, watched: Watched) -> Self {
         Self {
             users: HashMap::new(),
             shared,
-            namespace,
+            watched: Arc::new(watched),
         }
     }
 
@@ -160,10 +160,13 @@ impl Closers {
     pub(super) fn inspect(&mut self, uid: u32, packet: Packet, descriptors: Vec<OwnedFd>) {
         let requests = packet.requests.as_ref().map_or(0, Vec::len);
         let rest = self.count(uid, descriptors, requests);
-        let (shared, namespace) = (self.shared.clone(), self.namespace);
+        let (shared, watched) = (self.shared.clone(), self.watched.clone());
         let look = move || {
             let all = rest.descriptors.iter();
-            let sockets = all.map(|it| rights::passed(it.as_fd(), namespace));
+            let sockets = all.map(|it| {
+                let told = |ends| watched.is_established(ends);
+                rights::passed(it.as_fd(), watched.namespace, told)
+            });
             let done = Inspected {
                 sockets: sockets.collect(),
                 packet,

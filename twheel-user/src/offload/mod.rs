@@ -8,6 +8,7 @@
 //! | which connections are registered, and when one is idle | `registry.rs` |
 //! | how the kernel's flow table is read and marked | `table.rs` |
 //! | who may do what, and what a passed socket is | `rights.rs` |
+//! | what it is compared with | `watched.rs` |
 //! | what was received from a program, and what waits to be sent | `program.rs` |
 //! | where programs are awaited | `listener.rs` |
 //! | what becomes of flows that were entered for them | `entered.rs` |
@@ -33,6 +34,7 @@ mod rights;
 mod server;
 pub mod table;
 mod tally;
+mod watched;
 
 pub use self::{
     ends::Ends,

@@ -1,11 +1,6 @@
 //! What programs ask for.
 
-use std::{
-    hash::Hasher as _,
-    net::{IpAddr, SocketAddr},
-    slice,
-    time::Duration,
-};
+use std::{hash::Hasher as _, slice, time::Duration};
 
 use anyhow::{Context as _, Result};
 use aya::maps::{Array, Map};
@@ -14,7 +9,6 @@ use twheel_client::protocol::{Action, ENDPOINTS, Op, Reply, Request, life};
 use twheel_common::{
     key::{Direction, FlowKey},
     offload::Life,
-    packet::PROTO_TCP,
     point::Point,
     seen::Seen,
     state::State,
@@ -26,6 +20,7 @@ use super::{
     registry::{Id, Refusal, Start},
     rights::Passed,
     server::Thread,
+    watched::key,
 };
 use crate::{data_plane::random_keys, pins::Pins};
 
@@ -306,27 +301,6 @@ fn number(refusal: Refusal) -> i32 {
     }
 }
 
-/// The key of a connection, and the direction of what its first end sends.
-fn key(local: SocketAddr, remote: SocketAddr) -> (FlowKey, Direction) {
-    let of = |end: SocketAddr| {
-        let address = match end.ip() {
-            IpAddr::V4(address) => address.to_ipv6_mapped(),
-            IpAddr::V6(address) => address,
-        };
-        let bytes = address.octets();
-        let half = |at: usize| u64::from_ne_bytes(*bytes[at..].first_chunk().expect("16 bytes"));
-        ([half(0), half(8)], end.port().to_be())
-    };
-    let ((source, source_port), (destination, destination_port)) = (of(local), of(remote));
-    FlowKey::new(
-        source,
-        source_port,
-        destination,
-        destination_port,
-        PROTO_TCP,
-    )
-}
-
 /// What counts as life of a connection, by the side of the program's own socket.
 fn life_of(bits: u8, local: Direction) -> Life {
     let parts = [
@@ -340,6 +314,8 @@ fn life_of(bits: u8, local: Direction) -> Life {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
 
     #[test]

@@ -13,7 +13,7 @@ use nix::sys::socket::{
     AddressFamily, SockType, UnixCredentials, getsockopt, sockopt::PeerCredentials,
 };
 
-use crate::connection::{self, option};
+use crate::connection::{self, Ends, option};
 
 /// What the kernel says of the program at the other end of a connection, as of when it connected.
 #[derive(Clone, Copy, Debug)]
@@ -83,18 +83,27 @@ pub struct Passed {
 }
 
 /// Reads what a passed socket is. `namespace`: the cookie of the network namespace that is watched.
+/// `is_established`: what its packets tell of a connection. If that is nothing, the kernel is asked.
 ///
 /// # Errors
 ///
 /// An error number of Linux: ENOTSOCK, EPROTOTYPE if it is no TCP socket, ENOTCONN if it is not
 /// connected, EXDEV if it is of another network namespace.
-pub fn passed(socket: BorrowedFd<'_>, namespace: u64) -> Result<Passed, i32> {
+pub fn passed(
+    socket: BorrowedFd<'_>,
+    namespace: u64,
+    is_established: impl Fn(Ends) -> bool,
+) -> Result<Passed, i32> {
     connection::check_protocol(socket)?;
     let namespace_of = option::<u64>(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE)?;
     if namespace_of != namespace {
         return Err(libc::EXDEV);
     }
-    let (local, remote) = connection::ends(socket)?;
+    let ends = connection::ends(socket);
+    if !ends.is_ok_and(is_established) {
+        connection::check_established(socket)?;
+    }
+    let (local, remote) = ends?;
     Ok(Passed {
         local,
         remote,
@@ -149,7 +158,7 @@ mod tests {
         let here = namespace().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let passed_of = |socket: BorrowedFd<'_>| passed(socket, here);
+        let passed_of = |socket: BorrowedFd<'_>| passed(socket, here, |_| false);
         let found = passed_of(stream.as_fd()).unwrap();
         assert_eq!(found.local, stream.local_addr().unwrap());
         assert_eq!(found.remote, listener.local_addr().unwrap());
@@ -166,9 +175,13 @@ mod tests {
         );
         let (unix, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         assert_eq!(error(unix.as_fd()), libc::EPROTOTYPE);
-        assert_eq!(passed(stream.as_fd(), here + 1).unwrap_err(), libc::EXDEV);
+        let elsewhere = passed(stream.as_fd(), here + 1, |_| true);
+        assert_eq!(elsewhere.unwrap_err(), libc::EXDEV);
         stream.shutdown(std::net::Shutdown::Both).unwrap();
         assert_eq!(error(stream.as_fd()), libc::ENOTCONN);
+        // Whatever packets tell: it has no endpoints any more.
+        let ended = passed(stream.as_fd(), here, |_| true);
+        assert_eq!(ended.unwrap_err(), libc::ENOTCONN);
     }
 
     #[test]

@@ -33,6 +33,7 @@ use super::{
     rights::{self, Peer},
     table::{Mapping, Table as _},
     tally::{Counts, Tally},
+    watched::Watched,
 };
 use crate::{call::Callable, clock::Clock, data_plane, pins::Pins};
 
@@ -195,6 +196,12 @@ impl Thread {
             clock,
             limit,
         } = *plane;
+        let (flows, hash) = table.flows();
+        let watched = Watched {
+            namespace,
+            flows,
+            hash,
+        };
         let shape = Shape {
             records: table.records(),
             doubt: config.max_stall,
@@ -204,7 +211,7 @@ impl Thread {
         Ok(Self {
             listener,
             epoll,
-            closers: Closers::new(shared.clone(), namespace),
+            closers: Closers::new(shared.clone(), watched),
             welcomed: 0,
             inspected: VecDeque::new(),
             ended: VecDeque::new(),

@@ -3,7 +3,10 @@
 use std::{
     cell::Cell,
     mem::offset_of,
-    sync::atomic::{AtomicU64, Ordering, fence},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering, fence},
+    },
 };
 
 use anyhow::{Context, Result};
@@ -57,7 +60,7 @@ const WORD: usize = size_of::<u64>();
 
 /// The maps `FLOWS` and `OFFLOADS`.
 pub struct Mapping {
-    flows: Flows,
+    flows: Arc<Flows>,
     hash: Hash,
     lines: Mapped,
     offloads: Mapped,
@@ -73,7 +76,7 @@ impl Mapping {
     ///
     /// The pins cannot be opened, or the maps not be mapped.
     pub fn new(pins: &Pins, now: u32) -> Result<Self> {
-        let flows = Flows::pinned(pins)?;
+        let flows = Arc::new(Flows::pinned(pins)?);
         let records = flows.records();
         let map = |name: &str, bytes: usize| {
             let map = pins.map(name)?;
@@ -103,6 +106,11 @@ impl Mapping {
         let passed = low.wrapping_sub(before as u32) as i32;
         self.now
             .set(before.wrapping_add_signed(passed.max(0).into()));
+    }
+
+    /// The table, for threads that only read it, and where its flows are.
+    pub fn flows(&self) -> (Arc<Flows>, Hash) {
+        (self.flows.clone(), self.hash)
     }
 
     /// Number of records.

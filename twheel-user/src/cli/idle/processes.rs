@@ -187,7 +187,9 @@ pub enum Found {
 impl Found {
     /// What a socket is.
     pub fn of(socket: BorrowedFd<'_>) -> Self {
-        let ends = connection::check_protocol(socket).and_then(|()| connection::ends(socket));
+        let ends = connection::check_protocol(socket)
+            .and_then(|()| connection::check_established(socket))
+            .and_then(|()| connection::ends(socket));
         match ends {
             Ok(ends) => Self::Connection(ends),
             Err(libc::ENOTCONN) => Self::Unconnected,
