@@ -5,9 +5,9 @@ use std::collections::HashMap;
 
 use crate::slot::Tag;
 
-/// By the socket's cookie: how many such timers there are, and the latest later one, which waits.
+/// By the socket's cookie: how many such timers there are, and the later ones, which wait.
 #[derive(Default)]
-pub struct Leaving(HashMap<u64, (u32, Option<Tag>)>);
+pub struct Leaving(HashMap<u64, (u32, Vec<Tag>)>);
 
 impl Leaving {
     /// A timer of this socket has ended, about which twheel has not answered.
@@ -18,19 +18,20 @@ impl Leaving {
     /// Has a timer wait for the earlier ones of its socket. Whether there are any.
     pub fn waits(&mut self, cookie: u64, tag: Tag) -> bool {
         let earlier = self.0.get_mut(&cookie);
-        earlier.map(|(_, later)| *later = Some(tag)).is_some()
+        earlier.map(|(_, later)| later.push(tag)).is_some()
     }
 
-    /// twheel has answered about one. Returns the timer that has waited, if that was the last.
-    pub fn end(&mut self, cookie: u64) -> Option<Tag> {
-        let (left, later) = self.0.get_mut(&cookie)?;
+    /// twheel has answered about one. Returns the timers that have waited, if that was the last.
+    pub fn end(&mut self, cookie: u64) -> Vec<Tag> {
+        let Some((left, _)) = self.0.get_mut(&cookie) else {
+            return Vec::new();
+        };
         *left -= 1;
-        if *left > 0 {
-            return None;
+        match left {
+            0 => self.0.remove(&cookie).map(|(_, later)| later),
+            _ => None,
         }
-        let later = *later;
-        self.0.remove(&cookie);
-        later
+        .unwrap_or_default()
     }
 
     /// twheel has ended: nobody answers any more.

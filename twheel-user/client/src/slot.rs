@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    offload::{Ended, Options},
+    offload::{Ended, LONGEST, Options},
     protocol::{Op, Request},
     socket::Socket,
 };
@@ -24,6 +24,8 @@ pub struct Asked {
     pub tag: Tag,
     /// How often it had been restarted then.
     pub restarts: u32,
+    /// Its registration, if that is to be stopped.
+    pub id: u64,
     /// The socket's.
     pub cookie: u64,
 }
@@ -75,6 +77,8 @@ pub struct Slot {
     pub confirmed: u32,
     /// twheel was asked to keep it, and has not answered.
     pub asked: bool,
+    /// A request to restart it waits to be sent.
+    pub restarting: bool,
     /// The latest life that it was told of then, if it was not to begin at that moment.
     pub claimed: Option<Instant>,
     /// Where it is kept.
@@ -96,6 +100,7 @@ impl Slot {
             restarts: 0,
             confirmed: 0,
             asked: false,
+            restarting: false,
             claimed: None,
             phase: Phase::Free,
             wakers: Vec::new(),
@@ -103,23 +108,68 @@ impl Slot {
         }
     }
 
-    /// A request that is sent now says since when the timeout counts, if it has waited.
+    /// What is to be asked of twheel.
+    pub fn asks(&self, op: Op, tag: Tag) -> Waiting {
+        let mut request = Request::new(op);
+        request.tag = tag;
+        // A timer that twheel does not know to be restarted is not to expire before it does.
+        request.timeout = match op {
+            Op::Reclaim if self.restarts != self.confirmed => millis(LONGEST),
+            _ => millis(self.options.timeout),
+        };
+        request.life = self.options.life;
+        request.action = self.options.action as u8;
+        let cookie = self.socket.map_or(0, |socket| socket.cookie());
+        if op != Op::Start
+            && let Phase::Offloaded { id, token } = self.phase
+        {
+            (request.id, request.token, request.cookie) = (id, token, cookie);
+        }
+        Waiting {
+            request,
+            asked: Asked {
+                op,
+                tag,
+                restarts: self.restarts,
+                id: request.id,
+                cookie,
+            },
+            socket: self.socket.filter(|_| op == Op::Start),
+        }
+    }
+
+    /// A request is sent now. It asks for what is wanted now, and says since when the timeout counts.
     pub fn go_on(&mut self, waiting: &mut Waiting, now: Instant) {
         /// A start that is sent later than this after it was asked for has waited.
         const WAITED: Duration = Duration::from_millis(5);
+        let Asked { op, tag, .. } = waiting.asked;
+        match op {
+            Op::Start | Op::Reclaim => {}
+            Op::Restart => {
+                self.restarting = false;
+                // Else its registration is over.
+                if !matches!(self.phase, Phase::Offloaded { .. }) {
+                    return;
+                }
+            }
+            Op::Stop => return,
+        }
+        *waiting = self.asks(op, tag);
         let since = now.saturating_duration_since(self.since);
-        let idle = match waiting.asked.op {
+        let idle = match op {
             // What comes before twheel has the timer, only the kernel notes.
             Op::Start if since > WAITED => {
                 let idle = self
                     .socket
                     .and_then(|socket| socket.idle(self.options.life));
-                let idle = idle.unwrap_or_default().min(since);
-                self.claimed = now.checked_sub(idle);
-                idle
+                idle.unwrap_or_default().min(since)
             }
-            Op::Restart if waiting.asked.restarts == self.restarts => since,
-            _ => return,
+            Op::Restart => since,
+            Op::Start | Op::Reclaim | Op::Stop => Duration::ZERO,
+        };
+        self.claimed = match op {
+            Op::Start if since > WAITED => now.checked_sub(idle),
+            _ => None,
         };
         waiting.request.idle = u32::try_from(idle.as_millis()).unwrap_or(u32::MAX);
     }
@@ -166,4 +216,9 @@ pub struct Done {
     pub tag: u64,
     /// How it ended, or the error number with which it was refused.
     pub ended: Result<Ended, i32>,
+}
+
+/// Milliseconds, rounded up.
+fn millis(duration: Duration) -> u32 {
+    u32::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX)
 }

@@ -61,6 +61,9 @@ impl Socket {
 
     /// Ends the connection, as an [`Action`] says.
     pub fn end(&self, action: Action) {
+        if action == Action::Notify {
+            return;
+        }
         // A descriptor of its own: the number may mean another connection at any moment.
         let Some(Ok(own)) = self.get().map(|socket| socket.try_clone_to_owned()) else {
             return;

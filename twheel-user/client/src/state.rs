@@ -84,13 +84,18 @@ impl State {
         slot.since = now;
         (slot.restarts, slot.confirmed) = (0, 0);
         slot.queued = queued;
+        slot.restarting = false;
         slot.phase = Phase::Starting;
         let tag = u64::from(place) | u64::from(slot.turn) << 32;
-        match self.waiting {
-            Some(_) if self.leaving.waits(socket.cookie(), tag) => {}
-            Some(_) => self.ask(Op::Start, tag),
-            None => self.keep_here(place, now),
+        if self.waiting.is_none() {
+            self.keep_here(place, now);
+            return tag;
         }
+        if !self.leaving.waits(socket.cookie(), tag) {
+            self.ask(Op::Start, tag);
+        }
+        // Until twheel has answered.
+        self.arm(place, now, Duration::ZERO);
         tag
     }
 
@@ -105,13 +110,12 @@ impl State {
         slot.options.timeout = timeout.unwrap_or(slot.options.timeout);
         match slot.phase {
             Phase::Free | Phase::Over(_) => return false,
-            Phase::Here => self.keep_here(place, now),
-            // Asked for when the start was answered.
-            Phase::Starting => {}
-            Phase::Offloaded { .. } => match self.waiting {
-                Some(_) => self.ask(Op::Restart, tag),
-                None => self.arm(place, now, Duration::ZERO),
-            },
+            // A start that waits to be sent says so, or a restart when it is answered.
+            Phase::Here | Phase::Starting => self.arm(place, now, Duration::ZERO),
+            Phase::Offloaded { .. } if slot.asked || self.waiting.is_none() => {
+                self.arm(place, now, Duration::ZERO);
+            }
+            Phase::Offloaded { .. } => self.ask(Op::Restart, tag),
         }
         true
     }
@@ -207,7 +211,7 @@ impl State {
         self.asked.clear();
         self.leaving.clear();
         for slot in &mut self.slots {
-            slot.asked = false;
+            (slot.asked, slot.restarting) = (false, false);
         }
     }
 
@@ -231,20 +235,27 @@ impl State {
         if self.asked.len() >= UNANSWERED {
             return None;
         }
-        let waiting = self.waiting.as_mut()?;
         let mut packet = Vec::new();
         let mut starts = 0;
         while packet.len() < MOST
             && starts < SOCKETS
-            && let Some(next) = waiting.pop_front()
+            && let Some(mut next) = self.waiting.as_mut().and_then(VecDeque::pop_front)
         {
+            let Asked {
+                op, tag, cookie, ..
+            } = next.asked;
+            let place = self.place(tag).map(|place| place as usize);
+            let is_over = place.is_none_or(|place| !self.slots[place].asked);
+            if matches!(op, Op::Start | Op::Reclaim) && is_over {
+                // It need not be asked for.
+                self.left(cookie);
+                continue;
+            }
+            if let Some(place) = place {
+                self.slots[place].go_on(&mut next, now);
+            }
             starts += usize::from(next.socket.is_some());
             packet.push(next);
-        }
-        for waiting in &mut packet {
-            if let Some(place) = self.place(waiting.asked.tag) {
-                self.slots[place as usize].go_on(waiting, now);
-            }
         }
         if packet.is_empty() {
             return None;
@@ -288,7 +299,12 @@ impl State {
         // A packet that is refused as a whole has one answer.
         let rest = replies.last().into_iter().cycle();
         for (asked, reply) in asked.into_iter().zip(replies.iter().chain(rest)) {
-            match asked.op {
+            let Asked { op, tag, id, .. } = asked;
+            // twheel had no room for the descriptors that came with others.
+            let is_unread = reply.error == libc::EMFILE as u32;
+            match op {
+                Op::Stop if is_unread => self.ask_stop(id, tag),
+                Op::Restart if is_unread => self.restart_unread(tag),
                 Op::Start | Op::Reclaim => self.keep_replied(asked, reply, now),
                 // If it had ended just before, the event came first.
                 Op::Restart => {
@@ -300,6 +316,17 @@ impl State {
                 }
                 Op::Stop => {}
             }
+        }
+    }
+
+    /// twheel has not read that a timer was restarted.
+    fn restart_unread(&mut self, tag: Tag) {
+        if let Some(place) = self.place(tag)
+            && let slot = &self.slots[place as usize]
+            && matches!(slot.phase, Phase::Offloaded { .. })
+            && !slot.asked
+        {
+            self.ask(Op::Restart, tag);
         }
     }
 
@@ -326,10 +353,13 @@ impl State {
         std::mem::take(&mut self.slots[place as usize].asked).then_some(place)
     }
 
-    /// twheel does not keep a timer that has ended: the next one of its socket has its turn.
+    /// twheel does not keep a timer that has ended: the next ones of its socket have their turn.
     fn left(&mut self, cookie: u64) {
-        if let Some(next) = self.leaving.end(cookie) {
-            self.ask(Op::Start, next);
+        for next in self.leaving.end(cookie) {
+            let place = self.place(next).map(|place| place as usize);
+            if place.is_some_and(|place| matches!(self.slots[place].phase, Phase::Starting)) {
+                self.ask(Op::Start, next);
+            }
         }
     }
 
@@ -375,7 +405,7 @@ impl State {
                 self.finish(tag, Ok(Ended::CLOSED));
             }
             // It stays here.
-            (_, Phase::Offloaded { .. }) => slot.phase = Phase::Here,
+            (_, Phase::Offloaded { .. }) => self.keep_here(place, now),
             _ => {}
         }
     }
@@ -530,30 +560,14 @@ impl State {
             return;
         };
         let slot = &mut self.slots[place as usize];
-        let mut request = Request::new(op);
-        request.tag = tag;
-        request.timeout = millis(slot.options.timeout);
-        request.life = slot.options.life;
-        request.action = slot.options.action as u8;
-        let cookie = slot.socket.map_or(0, |socket| socket.cookie());
-        if op != Op::Start
-            && let Phase::Offloaded { id, token } = slot.phase
-        {
-            (request.id, request.token, request.cookie) = (id, token, cookie);
+        match op {
+            Op::Start | Op::Reclaim => slot.asked = true,
+            // One that waits says what is wanted when it is sent.
+            Op::Restart if std::mem::replace(&mut slot.restarting, true) => return,
+            Op::Restart | Op::Stop => {}
         }
-        slot.asked |= matches!(op, Op::Start | Op::Reclaim);
-        let socket = slot.socket.filter(|_| op == Op::Start);
-        let restarts = slot.restarts;
-        self.push(Waiting {
-            request,
-            asked: Asked {
-                op,
-                tag,
-                restarts,
-                cookie,
-            },
-            socket,
-        });
+        let waiting = slot.asks(op, tag);
+        self.push(waiting);
     }
 
     fn ask_stop(&mut self, id: u64, tag: Tag) {
@@ -565,6 +579,7 @@ impl State {
                 op: Op::Stop,
                 tag,
                 restarts: 0,
+                id,
                 cookie: 0,
             },
             socket: None,
@@ -578,7 +593,5 @@ impl State {
     }
 }
 
-/// Milliseconds, rounded up.
-fn millis(duration: Duration) -> u32 {
-    u32::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX)
-}
+#[cfg(test)]
+mod tests;

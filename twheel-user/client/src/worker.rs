@@ -150,6 +150,8 @@ pub fn work(shared: &Arc<Shared>, connected: io::Result<Channel>) {
                 .and_then(|()| send(shared, connected));
             blocked = carried.as_ref().is_ok_and(|full| *full);
             if carried.is_err() {
+                // What twheel has told before it ended.
+                let _ = receive(shared, connected);
                 channel = None;
                 retry = Instant::now() + RETRY / 10;
                 shared.state().disconnected(Instant::now());
