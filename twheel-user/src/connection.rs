@@ -62,10 +62,13 @@ pub fn ends(socket: BorrowedFd<'_>) -> Result<Ends, i32> {
         Ok::<_, i32>(SocketAddr::new(found.ip().to_canonical(), found.port()))
     };
     let descriptor = socket.as_raw_fd();
-    Ok((
-        address(getsockname(descriptor))?,
-        address(getpeername(descriptor))?,
-    ))
+    let local = address(getsockname(descriptor))?;
+    let remote = address(getpeername(descriptor))?;
+    // Its owner may connect it elsewhere meanwhile, from another port: these are of one connection.
+    match address(getsockname(descriptor))? == local {
+        true => Ok((local, remote)),
+        false => Err(libc::ENOTCONN),
+    }
 }
 
 /// Reads an option of a socket that is a number, or the beginning of something longer.

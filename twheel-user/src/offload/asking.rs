@@ -4,6 +4,7 @@
 
 use std::{collections::HashMap, mem};
 
+use anyhow::Result;
 use twheel_client::protocol::{Action, Outcome};
 use twheel_common::{key::FlowKey, state::State};
 
@@ -68,7 +69,10 @@ pub(super) fn answer(questions: &mut [Question], clock: Clock) {
         }
     };
     for Question { over, key, .. } in questions {
-        let found = found(&mut sockets, over, key);
+        let Ok(found) = found(&mut sockets, over, key) else {
+            over.outcome = Outcome::Unseen;
+            continue;
+        };
         let is_unseen = match over.outcome {
             Outcome::Expired => over.entered && !is_idle(found.as_ref(), over, clock),
             Outcome::Closed => lives(found.as_ref(), over),
@@ -106,10 +110,10 @@ fn lives(found: Option<&FoundSocket>, over: &Over) -> bool {
     seen.is_some_and(|seen| seen.state() == State::Established)
 }
 
-/// The socket of a registration.
-fn found(sockets: &mut Sockets, over: &Over, key: &FlowKey) -> Option<FoundSocket> {
+/// The socket of a registration; `None`: there is none any more.
+fn found(sockets: &mut Sockets, over: &Over, key: &FlowKey) -> Result<Option<FoundSocket>> {
     let local = over.id.local();
     let ends = (key.sender(local), key.sender(local.reverse()));
-    let found = sockets.find(Protocol::Tcp, ends, 0).ok()??;
-    (over.cookie == 0 || found.cookie() == over.cookie).then_some(found)
+    let found = sockets.find(Protocol::Tcp, ends, 0)?;
+    Ok(found.filter(|found| over.cookie == 0 || found.cookie() == over.cookie))
 }

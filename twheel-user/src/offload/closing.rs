@@ -38,6 +38,8 @@ pub(super) struct Packet {
     pub(super) program: u64,
     /// The packet's number.
     pub(super) number: u64,
+    /// The clock when it was received or later, units.
+    pub(super) received: u64,
     /// The requests; or an error number for all of it.
     pub(super) requests: Result<Vec<Request>, i32>,
 }

@@ -20,6 +20,7 @@ use super::{
     registry::{Id, Refusal, Start},
     rights::Passed,
     server::Thread,
+    table::Table as _,
     watched::key,
 };
 use crate::{data_plane::random_keys, pins::Pins};
@@ -67,8 +68,11 @@ impl Thread {
                 let mut replies = Vec::with_capacity(requests.len());
                 for some in requests.chunks(CLOCKED) {
                     self.read_clock();
+                    let waited = self.waited(packet);
                     replies.extend(some.iter().map(|request| {
-                        let done = self.answer(place, request, &mut sockets);
+                        let mut request = *request;
+                        request.idle = request.idle.saturating_add(waited);
+                        let done = self.answer(place, &request, &mut sockets);
                         done.unwrap_or_else(refusal)
                     }));
                 }
@@ -80,6 +84,15 @@ impl Thread {
             program.reply(packet.number, &replies);
         }
         self.flush_one(place);
+    }
+
+    /// For how long a packet has waited since it was received, milliseconds. Timers begin then: what
+    /// has come meanwhile, the table knows.
+    fn waited(&self, packet: &Packet) -> u32 {
+        let units = self.registry.table().now().saturating_sub(packet.received);
+        // One less: it is not to be more than it was.
+        let waited = self.clock.duration(units.saturating_sub(1)).as_millis();
+        u32::try_from(waited).unwrap_or(u32::MAX)
     }
 
     /// Does what is asked for. An error is an error number of Linux.

@@ -496,10 +496,11 @@ impl Thread {
                 Received::Bad { number, error } => (number, Err(error)),
                 Received::Requests { number, requests } => (number, Ok(requests)),
             };
-            let packet = Packet {
+            let mut packet = Packet {
                 place,
                 program: program.number,
                 number,
+                received: u64::MAX,
                 requests,
             };
             received += packet.requests.as_ref().map_or(1, Vec::len);
@@ -508,6 +509,8 @@ impl Thread {
                 self.answer_all(&packet, &[]);
             } else {
                 program.waiting += 1;
+                self.read_clock();
+                packet.received = self.registry.table().now();
                 self.closers.inspect(uid, packet, passed);
             }
             if received >= ENOUGH {
