@@ -199,7 +199,7 @@ fn check_server(
     talk(&busy)?;
     if lab.twheel.is_some() {
         let end = Instant::now() + PATIENCE;
-        // Asked before the server has asked twheel, this could be what has the connection.
+        // If this test asked first, twheel would refuse the server's timer.
         thread::sleep(millis(500));
         for stream in idle.iter().chain([&busy]) {
             while !lab.is_offloaded(stream)? {

@@ -1,7 +1,7 @@
 //! Sockets of which a timer has ended while twheel was being asked to keep it. Until twheel has
 //! answered, it may keep that one, and would refuse another timer of the socket.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, hash_map::Entry};
 
 use crate::slot::Tag;
 
@@ -23,15 +23,14 @@ impl Leaving {
 
     /// twheel has answered about one. Returns the timers that have waited, if that was the last.
     pub fn end(&mut self, cookie: u64) -> Vec<Tag> {
-        let Some((left, _)) = self.0.get_mut(&cookie) else {
+        let Entry::Occupied(mut held) = self.0.entry(cookie) else {
             return Vec::new();
         };
-        *left -= 1;
-        match left {
-            0 => self.0.remove(&cookie).map(|(_, later)| later),
-            _ => None,
+        held.get_mut().0 -= 1;
+        if held.get().0 > 0 {
+            return Vec::new();
         }
-        .unwrap_or_default()
+        held.remove().1
     }
 
     /// twheel has ended: nobody answers any more.

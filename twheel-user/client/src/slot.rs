@@ -143,33 +143,29 @@ impl Slot {
         /// A start that is sent later than this after it was asked for has waited.
         const WAITED: Duration = Duration::from_millis(5);
         let Asked { op, tag, .. } = waiting.asked;
-        match op {
-            Op::Start | Op::Reclaim => {}
-            Op::Restart => {
-                self.restarting = false;
-                // Else its registration is over.
-                if !matches!(self.phase, Phase::Offloaded { .. }) {
-                    return;
-                }
-            }
-            Op::Stop => return,
+        if op == Op::Restart {
+            self.restarting = false;
+        }
+        // A restart of a registration that is over finds none.
+        let is_kept = matches!(self.phase, Phase::Offloaded { .. });
+        if op == Op::Stop || op == Op::Restart && !is_kept {
+            return;
         }
         *waiting = self.asks(op, tag);
         let since = now.saturating_duration_since(self.since);
+        self.claimed = None;
         let idle = match op {
             // What comes before twheel has the timer, only the kernel notes.
             Op::Start if since > WAITED => {
                 let idle = self
                     .socket
                     .and_then(|socket| socket.idle(self.options.life));
-                idle.unwrap_or_default().min(since)
+                let idle = idle.unwrap_or_default().min(since);
+                self.claimed = now.checked_sub(idle);
+                idle
             }
             Op::Restart => since,
             Op::Start | Op::Reclaim | Op::Stop => Duration::ZERO,
-        };
-        self.claimed = match op {
-            Op::Start if since > WAITED => now.checked_sub(idle),
-            _ => None,
         };
         waiting.request.idle = u32::try_from(idle.as_millis()).unwrap_or(u32::MAX);
     }

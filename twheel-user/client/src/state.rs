@@ -19,8 +19,8 @@ use crate::{
 
 /// Most packets that wait for their answers, …
 const UNANSWERED: usize = 2;
-/// … and most requests in one. When a request is sent, it says for how long it has waited. For how
-/// long it waits then, nobody knows.
+/// … and most requests in one. A request says how long it waited here. It cannot say how long it
+/// will wait at twheel's.
 const MOST: usize = 256;
 
 /// All timers of a program.
@@ -110,7 +110,7 @@ impl State {
         slot.options.timeout = timeout.unwrap_or(slot.options.timeout);
         match slot.phase {
             Phase::Free | Phase::Over(_) => return false,
-            // A start that waits to be sent says so, or a restart when it is answered.
+            // A start that still waits asks for this; one that was sent is followed by a restart.
             Phase::Here | Phase::Starting => self.arm(place, now, Duration::ZERO),
             Phase::Offloaded { .. } if slot.asked || self.waiting.is_none() => {
                 self.arm(place, now, Duration::ZERO);
@@ -304,7 +304,7 @@ impl State {
             let is_unread = reply.error == libc::EMFILE as u32;
             match op {
                 Op::Stop if is_unread => self.ask_stop(id, tag),
-                Op::Restart if is_unread => self.restart_unread(tag),
+                Op::Restart if is_unread => self.ask(Op::Restart, tag),
                 Op::Start | Op::Reclaim => self.keep_replied(asked, reply, now),
                 // If it had ended just before, the event came first.
                 Op::Restart => {
@@ -316,17 +316,6 @@ impl State {
                 }
                 Op::Stop => {}
             }
-        }
-    }
-
-    /// twheel has not read that a timer was restarted.
-    fn restart_unread(&mut self, tag: Tag) {
-        if let Some(place) = self.place(tag)
-            && let slot = &self.slots[place as usize]
-            && matches!(slot.phase, Phase::Offloaded { .. })
-            && !slot.asked
-        {
-            self.ask(Op::Restart, tag);
         }
     }
 
@@ -562,9 +551,15 @@ impl State {
         let slot = &mut self.slots[place as usize];
         match op {
             Op::Start | Op::Reclaim => slot.asked = true,
-            // One that waits says what is wanted when it is sent.
-            Op::Restart if std::mem::replace(&mut slot.restarting, true) => return,
-            Op::Restart | Op::Stop => {}
+            Op::Restart => {
+                // Else a start or reclaim, once it is answered, is followed by one.
+                let is_kept = matches!(slot.phase, Phase::Offloaded { .. }) && !slot.asked;
+                // One that waits already asks for what is wanted when it is sent.
+                if !is_kept || std::mem::replace(&mut slot.restarting, true) {
+                    return;
+                }
+            }
+            Op::Stop => {}
         }
         let waiting = slot.asks(op, tag);
         self.push(waiting);

@@ -38,7 +38,7 @@ pub(super) struct Packet {
     pub(super) program: u64,
     /// The packet's number.
     pub(super) number: u64,
-    /// The clock when it was received or later, units.
+    /// The clock when it was received, units; `u64::MAX`: it is answered at once.
     pub(super) received: u64,
     /// The requests; or an error number for all of it.
     pub(super) requests: Result<Vec<Request>, i32>,

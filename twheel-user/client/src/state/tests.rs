@@ -46,6 +46,12 @@ impl Lab {
         assert!(self.state.restart(timer, timeout, Instant::now()));
     }
 
+    /// twheel ends, and starts with a table of this number.
+    fn restart_twheel(&mut self, table: u64) {
+        self.state.disconnected(Instant::now());
+        self.state.connected(table);
+    }
+
     /// What is sent now: its number, operations and timeouts.
     fn sent(&mut self) -> (u64, Vec<(Op, u32)>) {
         let Some((number, packet)) = self.state.packet(Instant::now()) else {
@@ -116,8 +122,7 @@ fn what_was_stopped_meanwhile_is_not_asked_for() {
 fn another_table_hears_of_no_earlier_registration() {
     let mut lab = Lab::new();
     let (connection, timer) = lab.offloaded(7);
-    lab.state.disconnected(Instant::now());
-    lab.state.connected(2);
+    lab.restart_twheel(2);
     lab.restart(timer, 3_000);
     let (number, sent) = lab.sent();
     assert_eq!(sent, [(Op::Start, 3_000)]);
@@ -132,14 +137,12 @@ fn another_table_hears_of_no_earlier_registration() {
 fn a_timer_that_was_restarted_is_reclaimed_and_then_restarted() {
     let mut lab = Lab::new();
     let (connection, timer) = lab.offloaded(7);
-    lab.state.disconnected(Instant::now());
-    lab.state.connected(1);
+    lab.restart_twheel(1);
     assert_eq!(lab.sent().1, [(Op::Reclaim, 60_000)]);
     // By an older time than that of the restart it could be over.
     let longest = LONGEST.as_millis() as u32;
     for timeout in [3_000_u32, 4_000] {
-        lab.state.disconnected(Instant::now());
-        lab.state.connected(1);
+        lab.restart_twheel(1);
         lab.restart(timer, timeout.into());
         let (number, sent) = lab.sent();
         assert_eq!(sent, [(Op::Reclaim, longest)]);
@@ -152,8 +155,7 @@ fn a_timer_that_was_restarted_is_reclaimed_and_then_restarted() {
 fn a_restart_holds_also_if_twheel_then_refuses_the_timer() {
     let mut lab = Lab::new();
     let (connection, timer) = lab.offloaded(7);
-    lab.state.disconnected(Instant::now());
-    lab.state.connected(2);
+    lab.restart_twheel(2);
     let (number, _) = lab.sent();
     lab.restart(timer, 1_000);
     lab.answer(number, &[connection], (0, libc::EDQUOT));
