@@ -149,7 +149,10 @@ pub fn accept_descriptors(socket: BorrowedFd<'_>, may: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::{
+        net::{TcpListener, TcpStream, UdpSocket},
+        time::{Duration, Instant},
+    };
 
     use super::*;
 
@@ -179,7 +182,13 @@ mod tests {
         assert_eq!(elsewhere.unwrap_err(), libc::EXDEV);
         stream.shutdown(std::net::Shutdown::Both).unwrap();
         assert_eq!(error(stream.as_fd()), libc::ENOTCONN);
-        // Whatever packets tell: it has no endpoints any more.
+        // Until the other end is closed, too, it has its endpoints, and packets tell what it is.
+        assert_eq!(passed(stream.as_fd(), here, |_| true).err(), None);
+        drop(listener);
+        let end = Instant::now() + Duration::from_secs(5);
+        while connection::ends(stream.as_fd()).is_ok() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let ended = passed(stream.as_fd(), here, |_| true);
         assert_eq!(ended.unwrap_err(), libc::ENOTCONN);
     }
