@@ -301,7 +301,7 @@ impl Twheel {
                     {
                         lock(&refused).get_or_insert(error.to_string());
                     }
-                    match has_runs && text.contains("\"event\":\"run\"") {
+                    match has_runs && text.split(',').nth(1) == Some("\"event\":\"run\"") {
                         true => lock(&told).push(text),
                         false => drop(to_lines.send(Printed { at, text })),
                     }

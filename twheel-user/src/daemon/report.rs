@@ -198,6 +198,8 @@ impl<S: Stations> Report<S> {
         }
         while let Some(batch) = self.unwritten.ready() {
             self.print(&batch)?;
+            // Once a batch: a stepper that is woken for each write makes room for a few events only.
+            self.signals.make_room();
             more = true;
         }
         if more {
@@ -306,7 +308,6 @@ impl<S: Stations> Report<S> {
             && self.outlet != Outlet::Left
         {
             self.stations.release(end);
-            self.signals.make_room();
         }
         Ok(())
     }
