@@ -301,6 +301,7 @@ impl Twheel {
                     {
                         lock(&refused).get_or_insert(error.to_string());
                     }
+                    // The kind of event is the second field. Whole lines would take long to search.
                     match has_runs && text.split(',').nth(1) == Some("\"event\":\"run\"") {
                         true => lock(&told).push(text),
                         false => drop(to_lines.send(Printed { at, text })),

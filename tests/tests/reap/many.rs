@@ -61,8 +61,8 @@ fn very_many(more: &[&str]) -> Result<(u64, u64, Ended)> {
     };
     let end = Instant::now() + Duration::from_secs(60);
     let mut printed = Vec::new();
-    // To wake up for each line, and to parse it at once, takes CPUs from twheel, more than it needs
-    // itself.
+    // This thread takes lines seldom, and parses them later. For each line it would use more of the
+    // CPUs than twheel, and twheel would be late.
     while printed.len() < lines as usize {
         while let Some(line) = twheel.line(Duration::ZERO)? {
             printed.push(line);

@@ -198,7 +198,7 @@ impl<S: Stations> Report<S> {
         }
         while let Some(batch) = self.unwritten.ready() {
             self.print(&batch)?;
-            // Once a batch: a stepper that is woken for each write makes room for a few events only.
+            // Once a batch: a stepper that is woken after each write finds room for a few events.
             self.signals.make_room();
             more = true;
         }
