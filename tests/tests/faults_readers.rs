@@ -15,6 +15,9 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::{
+    fcntl::{Flock, FlockArg},
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -22,7 +25,7 @@ use serde_json::Value;
 use twheel::failure::Kind;
 use twheel_tests::{
     is_soak,
-    netns::{Namespace, require_root},
+    netns::{Namespace, PATIENCE, PINS, require_root},
     pair::SERVER,
     running::{Ended, Twheel, once, wait_within},
 };
@@ -157,6 +160,48 @@ fn of_twenty_that_start_at_once_one_wins() -> Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// Another run that ends removes the directory of all pins, between any two steps of one that
+/// starts.
+#[test]
+fn a_run_starts_while_others_end() -> Result<()> {
+    let host = host()?;
+    host.enter(|| {
+        // Pins of its own, which nobody else keeps there.
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_PRIVATE | MsFlags::MS_REC, none)?;
+        mount(none, "/sys/fs/bpf", Some("bpf"), MsFlags::empty(), none)?;
+        let (is_over, removed) = (AtomicBool::new(false), AtomicUsize::new(0));
+        thread::scope(|scope| {
+            let ends = scope.spawn(|| {
+                while !is_over.load(Ordering::SeqCst) {
+                    let locked = File::open(PINS)
+                        .ok()
+                        .and_then(|root| Flock::lock(root, FlockArg::LockExclusiveNonblock).ok());
+                    if locked.is_some() && fs::remove_dir(PINS).is_ok() {
+                        let before = removed.fetch_add(1, Ordering::SeqCst);
+                        // A run tries again every 20 ms.
+                        thread::sleep(Duration::from_millis(if before % 4 == 3 { 21 } else { 0 }));
+                    }
+                }
+            });
+            let starts = || -> Result<()> {
+                let end = Instant::now() + PATIENCE;
+                while removed.load(Ordering::SeqCst) < 20 {
+                    Twheel::start(&host, &["--iface", SERVER])?.stop()?;
+                    ensure!(Instant::now() < end, "removed {removed:?} times");
+                }
+                Ok(())
+            };
+            let started = starts();
+            is_over.store(true, Ordering::SeqCst);
+            ends.join().expect("it does not panic");
+            started
+        })
+    })?;
+    host.check_clean(SERVER)
 }
 
 /// A `twheel expired -f` that writes into a file; killed when dropped.

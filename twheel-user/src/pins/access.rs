@@ -104,8 +104,13 @@ pub(super) fn retry<T>(
 
 /// Locks a pin directory; `None` if another process has it locked.
 pub(super) fn try_lock(path: &Path, how: FlockArg) -> Result<Option<Flock<File>>> {
-    let directory = open_directory(path)
-        .with_context(|| format!("cannot open the pin directory {}", path.display()))?;
+    lock(path, open_directory(path), how)
+}
+
+/// The same for a directory that was opened, or failed to be.
+fn lock(path: &Path, opened: io::Result<File>, how: FlockArg) -> Result<Option<Flock<File>>> {
+    let directory =
+        opened.with_context(|| format!("cannot open the pin directory {}", path.display()))?;
     match Flock::lock(directory, how) {
         Ok(lock) => Ok(Some(lock)),
         Err((_, nix::Error::EWOULDBLOCK)) => Ok(None),
@@ -143,12 +148,17 @@ pub fn lock_start() -> Result<Flock<File>> {
     loop {
         make_directory(&root, 0o755)?;
         check_ours(&root)?;
-        let there = || Ok::<_, io::Error>(fs::metadata(&root)?.ino());
-        if let Some(lock) = try_lock(&root, FlockArg::LockExclusiveNonblock)?
-            // The process that removes the last instance removes the lock's directory, too.
-            && there().ok() == lock.metadata().ok().map(|it| it.ino())
-        {
-            return Ok(lock);
+        match open_directory(&root) {
+            // The process that removes the last instance removes this directory, too.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            opened => {
+                let there = || Ok::<_, io::Error>(fs::metadata(&root)?.ino());
+                if let Some(lock) = lock(&root, opened, FlockArg::LockExclusiveNonblock)?
+                    && there().ok() == lock.metadata().ok().map(|it| it.ino())
+                {
+                    return Ok(lock);
+                }
+            }
         }
         if Instant::now() > until {
             return in_the_way(format!(
