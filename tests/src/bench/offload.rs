@@ -1,7 +1,9 @@
 //! What it takes to hand timeouts over, and what a server saves that has handed them over.
 
+mod calls;
 mod requests;
 mod server;
+mod shown;
 
 use std::{fs, time::Duration};
 

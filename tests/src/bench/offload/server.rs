@@ -21,12 +21,11 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use nix::sched::{CloneFlags, unshare};
-use serde_json::json;
 use tokio::{
     io::AsyncReadExt,
     runtime::Runtime,
     task::{LocalSet, spawn_local},
-    time::sleep,
+    time::{sleep, timeout},
 };
 use tokio_util::time::{DelayQueue, delay_queue};
 use twheel::{
@@ -42,16 +41,16 @@ use twheel_tests::{
 };
 use twheel_timers::{Intrusive, Node};
 
-use super::thread_time;
-use crate::{
-    report::{Figure, Report, verdict},
-    size,
+use super::{
+    calls::{self, Calls},
+    shown, thread_time,
 };
+use crate::{report::Report, size};
 
 /// Threads of a server, and of its clients. Each has descriptors of its own, of which a process may
 /// have fewer than there are connections.
 const THREADS: usize = 8;
-const CONNECTIONS: usize = size(50_000, 400);
+pub const CONNECTIONS: usize = size(50_000, 400);
 const EACH: usize = CONNECTIONS / THREADS;
 /// Reads a second that are asked for.
 const RATE: usize = size(200_000, 2_000);
@@ -59,11 +58,11 @@ const RATE: usize = size(200_000, 2_000);
 const BYTES: usize = 16;
 /// Reads that a packet is for: messages of a header and fields, and requests that are read at once.
 /// The latter take all CPU time before they are as many as asked for.
-const READS: [usize; 2] = [4, 1];
+pub const READS: [usize; 2] = [4, 1];
 const TIMEOUT: Duration = Duration::from_secs(size(60, 2));
 /// The timers of connections that are seldom looked at start evenly over a timeout.
 const STARTS: u32 = size(100, 10);
-const WINDOW: Duration = Duration::from_millis(50);
+pub const WINDOW: Duration = Duration::from_millis(50);
 /// For what was sent to be read, and all threads to sleep: the kernel accounts for a thread's time when
 /// it does.
 const DRAINS: Duration = Duration::from_millis(15);
@@ -74,18 +73,18 @@ const PORT: u16 = 7800;
 const TURN: Duration = Duration::from_millis(100);
 
 /// How idle connections are noticed: a server for each way, so that none changes what it does.
-const WAYS: [&str; 5] = [
+pub const WAYS: [&str; 5] = [
     "not at all",
     "tokio's timeout a read",
     "DelayQueue, reset a read",
     "lazy wheel",
     "offloaded",
 ];
-const NONE: usize = 0;
-const TIMEOUTS: usize = 1;
-const QUEUE: usize = 2;
-const LAZY: usize = 3;
-const OFFLOADED: usize = 4;
+pub const NONE: usize = 0;
+pub const TIMEOUTS: usize = 1;
+pub const QUEUE: usize = 2;
+pub const LAZY: usize = 3;
+pub const OFFLOADED: usize = 4;
 
 /// What the threads share.
 struct Shared {
@@ -95,6 +94,7 @@ struct Shared {
     /// Reads that a packet is for.
     size: AtomicUsize,
     reads: AtomicU64,
+    calls: Calls,
     expired: AtomicU64,
     /// Idle connections are noticed from now on.
     begins: AtomicBool,
@@ -144,9 +144,11 @@ pub fn bench(report: &mut Report) -> Result<()> {
          of a\nconnection at a time: {ROUNDS} times while no server notices idle connections, and as often while they do. \
          Nanoseconds a read, of\nCPU time (schedstat): of the server's threads; of threads that keep timers for it, those of the \
          client library and of twheel\n(mean); and of twheel's programs. More: than the first server in the same round, and \
-         than before. Medians with their\nstandard errors.\n",
+         than before. Calls: what the server's calls of its timers\ntake, timed for each {}th connection; what it does for \
+         timers between reads is not among them. Medians with\ntheir standard errors.\n",
         TIMEOUT.as_secs(),
-        WINDOW.as_millis()
+        WINDOW.as_millis(),
+        calls::EVERY
     ));
     let directory = Directory::new("bench-offload")?;
     let hosts = (0..WAYS.len()).map(|way| Host::new(directory.0.join(way.to_string())));
@@ -156,6 +158,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
         changed: Condvar::new(),
         size: AtomicUsize::new(READS[0]),
         reads: AtomicU64::new(0),
+        calls: Calls::default(),
         expired: AtomicU64::new(0),
         begins: AtomicBool::new(false),
         ends: AtomicBool::new(false),
@@ -197,7 +200,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
         shared.expired.load(Relaxed) == 0,
         "a busy connection was idle"
     );
-    show(report, &rounds);
+    shown::show(report, &rounds);
     Ok(())
 }
 
@@ -229,18 +232,22 @@ fn name(way: usize) -> String {
 
 /// What one turn of a way took.
 #[derive(Clone, Copy, Default)]
-struct Sample {
-    reads: f64,
+pub struct Sample {
+    pub reads: f64,
     /// Nanoseconds of the server's threads.
-    server: f64,
+    pub server: f64,
+    /// Reads whose calls of timers were timed.
+    pub timed: f64,
+    /// Nanoseconds of these calls.
+    pub calls: f64,
     /// Likewise of the client library's threads and of the thread of twheel that keeps the timers.
-    threads: f64,
+    pub threads: f64,
     /// Likewise of twheel's programs.
-    programs: f64,
+    pub programs: f64,
 }
 
 /// For each of [`READS`].
-type Round = [[Sample; WAYS.len()]; READS.len()];
+pub type Round = [[Sample; WAYS.len()]; READS.len()];
 
 /// Rounds before and after idle connections are noticed.
 fn measure(shared: &Shared, hosts: &[Host]) -> Result<[Vec<Round>; 2]> {
@@ -258,9 +265,12 @@ fn measure(shared: &Shared, hosts: &[Host]) -> Result<[Vec<Round>; 2]> {
             _ => Duration::ZERO,
         };
         let programs = CostReading::new(&pins[way])?;
+        let [timed, calls] = shared.calls.taken();
         Ok(Sample {
             reads: shared.reads.load(SeqCst) as f64,
             server: nanoseconds(thread_time(own, &name(way))?),
+            timed,
+            calls,
             threads: nanoseconds(threads),
             programs: nanoseconds(programs.programs().map(|(.., time)| time).sum()),
         })
@@ -286,6 +296,8 @@ fn measure(shared: &Shared, hosts: &[Host]) -> Result<[Vec<Round>; 2]> {
                 found[way] = Sample {
                     reads,
                     server: (after.server - before.server) / reads,
+                    timed: after.timed - before.timed,
+                    calls: (after.calls - before.calls) / (after.timed - before.timed).max(1.0),
                     threads: (after.threads - before.threads) / reads,
                     programs: (after.programs - before.programs) / reads,
                 };
@@ -303,90 +315,6 @@ fn measure(shared: &Shared, hosts: &[Host]) -> Result<[Vec<Round>; 2]> {
         }
     }
     Ok(rounds)
-}
-
-/// A median, and its standard error, by the quartiles.
-struct Middle(f64, f64);
-
-impl Middle {
-    fn of(samples: impl Iterator<Item = f64>) -> Self {
-        let mut samples: Vec<_> = samples.collect();
-        samples.sort_by(f64::total_cmp);
-        let at = |part: f64| samples[((samples.len() - 1) as f64 * part).round() as usize];
-        // Of a normal distribution: its deviation is 0.7413 of what lies between the quartiles, and
-        // the median's is 1.2533 of the mean's.
-        let deviation = (at(0.75) - at(0.25)) * 0.7413;
-        Self(at(0.5), deviation * 1.2533 / (samples.len() as f64).sqrt())
-    }
-}
-
-fn show(report: &mut Report, all: &[Vec<Round>; 2]) {
-    for (at, reads) in READS.into_iter().enumerate() {
-        let rounds = all
-            .each_ref()
-            .map(|rounds| rounds.iter().map(|round| round[at]).collect());
-        show_some(report, reads, &rounds);
-    }
-}
-
-/// Of packets for so many reads.
-fn show_some(report: &mut Report, reads: usize, rounds: &[Vec<[Sample; WAYS.len()]>; 2]) {
-    let more = |way: usize, what: fn(&Sample) -> f64| {
-        // Servers differ a little by the places where their memory lies.
-        let [before, after] = rounds
-            .each_ref()
-            .map(|rounds| Middle::of(rounds.iter().map(|it| what(&it[way]) - what(&it[NONE]))));
-        Middle(after.0 - before.0, after.1.hypot(before.1))
-    };
-    let rounds = &rounds[1];
-    report.say(&format!(
-        "\n{:<24} {:>8}  {:>8} {:>15} {:>8} {:>15}",
-        format!("reads a packet: {reads}"),
-        "reads/s",
-        "server",
-        "more",
-        "threads",
-        "programs, more"
-    ));
-    let mut costs = Vec::new();
-    for (way, name) in WAYS.into_iter().enumerate() {
-        let of = |what: fn(&Sample) -> f64| rounds.iter().map(move |it| what(&it[way]));
-        let rate = Middle::of(of(|it| it.reads)).0 / WINDOW.as_secs_f64();
-        let all = Middle::of(of(|it| it.server)).0;
-        let (server, programs) = (more(way, |it| it.server), more(way, |it| it.programs));
-        // They run now and then.
-        let threads = of(|it| it.threads).sum::<f64>() / rounds.len() as f64;
-        report.say(&format!(
-            "{name:<24} {rate:>8.0}  {all:>8.0} {:>8.1} ± {:>4.1} {threads:>8.1} {:>8.1} ± {:>4.1}",
-            server.0, server.1, programs.0, programs.1,
-        ));
-        let error = server.1.hypot(programs.1);
-        let cost = Middle(server.0 + threads + programs.0, error);
-        let nanoseconds = Figure::from_samples(&[cost.0]);
-        let variant = format!("{name}, {reads} reads a packet");
-        report.nanoseconds("offload", &variant, CONNECTIONS as u64, &nanoseconds);
-        costs.push((cost, threads + programs.0));
-    }
-    let (offloaded, elsewhere) = &costs[OFFLOADED];
-    report.say(&format!(
-        "\nFor timeouts, a read: all that is more. The server that has handed them over runs the code of the first; without what its own\n\
-         threads seem to take more or less, that is {elsewhere:.1} ns (elsewhere).",
-    ));
-    for (way, bound) in [(TIMEOUTS, 0.1), (QUEUE, 1.0), (LAZY, 1.0)] {
-        let other = &costs[way].0;
-        let ratio = offloaded.0 / other.0;
-        let error = (offloaded.1 / other.0).hypot(ratio * other.1 / other.0);
-        let elsewhere = elsewhere / other.0;
-        let verdict = verdict(&Figure::from_samples(&[ratio]), Some(bound));
-        report.say(&format!(
-            "offloaded / {}: {verdict}, ± {error:.3}; elsewhere {elsewhere:.3}",
-            WAYS[way]
-        ));
-        report.object(&json!({
-            "bench": "offload", "variant": format!("offloaded/{}", WAYS[way]), "reads": reads,
-            "ratio": ratio, "error": error, "elsewhere": elsewhere, "bound": bound,
-        }));
-    }
 }
 
 /// Connects, and sends to all connections in turn, when it is its server's turn.
@@ -480,29 +408,37 @@ async fn read(
     mut socket: tokio::net::TcpStream,
     at: usize,
 ) {
+    let is_timed = at.is_multiple_of(calls::EVERY);
     let mut bytes = [0; BYTES];
     loop {
         let way = match shared.begins.load(Relaxed) {
             true => timers.way,
             false => NONE,
         };
+        let mut calls = calls::Read::default();
+        let next = socket.read(&mut bytes);
         let read = match way {
-            TIMEOUTS => match tokio::time::timeout(TIMEOUT, socket.read(&mut bytes)).await {
-                Ok(read) => read,
-                Err(_) => {
-                    shared.expired.fetch_add(1, Relaxed);
-                    continue;
-                }
-            },
-            _ => socket.read(&mut bytes).await,
+            TIMEOUTS if is_timed => calls.within(TIMEOUT, next).await,
+            TIMEOUTS => timeout(TIMEOUT, next).await.ok(),
+            _ => Some(next.await),
+        };
+        let Some(read) = read else {
+            shared.expired.fetch_add(1, Relaxed);
+            continue;
         };
         if !matches!(read, Ok(1..)) {
             return;
         }
-        match way {
+        let note = || match way {
             QUEUE => timers.reset(at),
             LAZY => timers.latest[at].set(Instant::now()),
             _ => {}
+        };
+        if is_timed {
+            calls.time(note);
+            shared.calls.add(calls);
+        } else {
+            note();
         }
         shared.reads.fetch_add(1, Relaxed);
     }
