@@ -8,7 +8,7 @@ use std::{
 use crate::{
     offload::{Ended, LONGEST, Options},
     protocol::{Op, Request},
-    socket::Socket,
+    socket::{JIFFY, LAG, Socket},
 };
 
 /// A timer as requests and events name it: its place, and from bit 32 on how often the place was
@@ -157,12 +157,12 @@ impl Slot {
         let idle = match op {
             // What comes before twheel has the timer, only the kernel notes.
             Op::Start if since > WAITED => {
-                let idle = self
+                let told = self
                     .socket
-                    .and_then(|socket| socket.idle(self.options.life));
-                let idle = idle.unwrap_or_default().min(since);
-                self.claimed = now.checked_sub(idle);
-                idle
+                    .and_then(|socket| socket.idle(self.options.life))
+                    .unwrap_or_default();
+                self.claimed = now.checked_sub(told.min(since));
+                told.saturating_sub(*LAG).min(since)
             }
             Op::Restart => since,
             Op::Start | Op::Reclaim | Op::Stop => Duration::ZERO,
@@ -179,15 +179,13 @@ impl Slot {
     /// Whether the connection has lived since twheel was asked to keep its timer. What came before
     /// twheel kept it, twheel has not noted.
     pub fn has_lived(&mut self, now: Instant) -> bool {
-        /// More than two readings of the kernel's times differ by, and less than [`Socket::idle`]
-        /// takes off.
-        const JIFFY: Duration = Duration::from_millis(5);
         let (Some(claimed), Some(socket)) = (self.claimed.take(), self.socket) else {
             return false;
         };
-        let idle = socket.idle(self.options.life).unwrap_or_default();
-        now.checked_sub(idle)
-            .is_some_and(|latest| latest > claimed + JIFFY)
+        // Two readings of one time differ by a jiffy at most.
+        let told = socket.idle(self.options.life).unwrap_or_default();
+        now.checked_sub(told)
+            .is_some_and(|latest| latest > claimed + *JIFFY * 2)
     }
 
     /// Has somebody wait for its next phase, too.

@@ -3,8 +3,11 @@
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd, RawFd},
+    sync::LazyLock,
     time::Duration,
 };
+
+use nix::time::{ClockId, clock_getres};
 
 use crate::protocol::{Action, life};
 
@@ -54,7 +57,8 @@ impl Socket {
         Some(unsafe { BorrowedFd::borrow_raw(self.descriptor) })
     }
 
-    /// For how long there was nothing of what counts as life; `None`: the connection has ended.
+    /// For how long there was nothing of what counts as life, [by the kernel's times](idle_of); `None`:
+    /// the connection has ended.
     pub fn idle(&self, counts: u8) -> Option<Duration> {
         idle_of(self.get()?, counts)
     }
@@ -107,7 +111,8 @@ pub fn cookie_of(socket: BorrowedFd<'_>) -> io::Result<u64> {
 }
 
 /// For how long a socket had nothing of what counts as life (bits of [`life`]), by the kernel's own
-/// times. `None`: the connection has ended, or it is no TCP socket.
+/// times, which [may be too old](LAG). Two readings of one time differ by a jiffy at most. `None`: the
+/// connection has ended, or it is no TCP socket.
 pub fn idle_of(socket: BorrowedFd<'_>, counts: u8) -> Option<Duration> {
     /// `TCP_CLOSE` of `include/net/tcp_states.h`.
     const CLOSE: u8 = 7;
@@ -128,9 +133,22 @@ pub fn idle_of(socket: BorrowedFd<'_>, counts: u8) -> Option<Duration> {
     ];
     let counted = parts.into_iter().filter(|(bits, _)| bits & counts != 0);
     let least = counted.map(|(_, ago)| ago).min()?;
-    // The kernel counts jiffies that began, of 10 ms at most.
-    Some(Duration::from_millis(least.saturating_sub(10).into()))
+    Some(Duration::from_millis(least.into()))
 }
+
+/// The kernel's unit of time, a jiffy.
+pub static JIFFY: LazyLock<Duration> = LazyLock::new(|| {
+    /// The longest that Linux has: 100 a second.
+    const LONGEST: Duration = Duration::from_millis(10);
+    let jiffy = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE);
+    jiffy.map_or(LONGEST, Duration::from)
+});
+
+/// By how much the kernel's time of a packet may be too old: seven jiffies. Jiffies stand still while
+/// the host of a virtual machine stops the CPU that counts them, until another CPU has had five ticks
+/// meanwhile (`MAX_STALLED_JIFFIES` in `kernel/time/tick-sched.c`), of which the first may come a
+/// jiffy late; and the time that is read counts a jiffy that has only begun.
+pub static LAG: LazyLock<Duration> = LazyLock::new(|| *JIFFY * 7);
 
 fn cookie(descriptor: RawFd) -> io::Result<u64> {
     let mut cookie = [0; 8];

@@ -14,7 +14,7 @@ use crate::{
     offload::{Ended, Options},
     protocol::{Event, Op, Outcome, Reply, Request, SOCKETS},
     slot::{Asked, Done, Phase, Slot, Tag, Waiting},
-    socket::Socket,
+    socket::{JIFFY, LAG, Socket},
 };
 
 /// Most packets that wait for their answers, …
@@ -471,17 +471,18 @@ impl State {
                 continue;
             };
             let tag = u64::from(place) | u64::from(slot.turn) << 32;
-            let Some(idle) = socket.idle(options.life) else {
+            let Some(told) = socket.idle(options.life) else {
                 self.finish(tag, Ok(Ended::CLOSED));
                 continue;
             };
-            let idle = idle.min(now.saturating_duration_since(slot.since));
+            let since = now.saturating_duration_since(slot.since);
+            let idle = told.saturating_sub(*LAG).min(since);
             if idle >= options.timeout {
                 act(socket, options);
                 let outcome = Outcome::Expired;
                 self.finish(tag, Ok(Ended { outcome, idle }));
             } else {
-                self.arm(place, now, idle);
+                self.arm(place, now, told.min(since));
             }
         }
     }
@@ -507,10 +508,9 @@ impl State {
             .options
             .timeout
             .saturating_sub(idle);
-        // More than the kernel's times may be wrong by.
-        let after = u64::try_from(left.as_millis())
-            .unwrap_or(u64::MAX)
-            .saturating_add(12);
+        // Later by what the kernel's times may be too old, by a jiffy that has begun, and by a tick.
+        let after = (left + *LAG + *JIFFY).as_millis().saturating_add(2);
+        let after = u64::try_from(after).unwrap_or(u64::MAX);
         let tick = self.tick(now);
         self.wheel.start(&mut self.nodes, place, tick, after);
     }
