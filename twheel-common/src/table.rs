@@ -409,7 +409,7 @@ fn look<R: Records>(records: &R, place: Place, hops: u64, key: &FlowKey) -> Pres
 
 /// Whether this is the tag of a flow of the place at this distance, live or still being entered.
 #[inline(always)]
-fn has_fingerprint(held: u64, place: Place, distance: u32) -> bool {
+pub fn has_fingerprint(held: u64, place: Place, distance: u32) -> bool {
     (held ^ tag(place.fingerprint, distance)) & !(TWIN | BUSY) == 0
 }
 

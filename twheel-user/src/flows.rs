@@ -24,7 +24,7 @@ use twheel_common::{
     point::Point,
     rto::{Side, Timers},
     step::Delete,
-    table::{self, Changed, Details, Extras, Hash, LINE, Line, Reads},
+    table::{self, Changed, Details, Extras, Hash, LINE, Line, Reads, has_fingerprint},
     wheel::Link,
 };
 use zerocopy::{FromBytes, IntoBytes, transmute};
@@ -159,10 +159,22 @@ impl Flows {
     /// The answer is unknown: the table cannot be mapped, or a record keeps changing.
     pub fn find(&self, hash: &Hash, key: &FlowKey) -> Result<Option<Flow>> {
         let maps = self.maps()?;
-        let home = hash.place(key).home;
-        // Looks through the key's whole window: packets find every flow there.
-        for index in home..(home + table::WINDOW).min(self.count) {
-            let flow = maps.read(index);
+        let place = hash.place(key);
+        let record = |distance| Record {
+            index: place.home + distance,
+            maps,
+        };
+        if place.home >= self.count {
+            return Ok(None);
+        }
+        // Packets find every flow by these, too.
+        let hops = record(0).load(offset_of!(Line, hops));
+        let distances = (0..table::WINDOW).filter(|distance| hops >> distance & 1 != 0);
+        for distance in distances.take_while(|it| record(*it).index < self.count) {
+            if !has_fingerprint(record(distance).tag(), place, distance) {
+                continue;
+            }
+            let flow = maps.read(place.home + distance);
             let flow = flow.map_err(|Changed| anyhow!("a record keeps changing: try again"))?;
             if flow.is_some_and(|flow| flow.key == *key) {
                 return Ok(flow);
