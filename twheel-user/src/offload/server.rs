@@ -2,7 +2,7 @@
 //! tells what has ended.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     sync::{
         Arc, Mutex, PoisonError,
@@ -165,7 +165,7 @@ pub(super) struct Thread {
     /// Until when no program is welcomed, because there are no descriptors, or many to close.
     full_until: Option<Instant>,
     /// What each user holds, of [`Program::held`].
-    pub(super) users: HashMap<u32, u32>,
+    pub(super) users: BTreeMap<u32, u32>,
     pub(super) limit: u32,
     /// Tells this table from others.
     pub(super) table: u64,
@@ -224,7 +224,7 @@ impl Thread {
             asking: Asking::default(),
             registry: Registry::new(table, shape),
             programs: Vec::new(),
-            users: HashMap::new(),
+            users: BTreeMap::new(),
             limit: limit.unwrap_or(meta.max_flows / 2),
             table: meta.made,
             late: clock.duration(u64::from(LATE) + u64::from(config.max_stall)) + PAUSE,

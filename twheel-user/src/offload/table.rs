@@ -220,9 +220,13 @@ impl Table for Mapping {
     }
 
     fn mark(&self, record: u32, marks: u32) {
-        let (all, word) = self.marks_of(record, MARKS);
-        word.fetch_and(!all, Ordering::SeqCst);
-        let (marks, word) = self.marks_of(record, marks);
-        word.fetch_or(marks, Ordering::SeqCst);
+        if self.marks(record) != 0 {
+            let (all, word) = self.marks_of(record, MARKS);
+            word.fetch_and(!all, Ordering::SeqCst);
+        }
+        if marks != 0 {
+            let (marks, word) = self.marks_of(record, marks);
+            word.fetch_or(marks, Ordering::SeqCst);
+        }
     }
 }
