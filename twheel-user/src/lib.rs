@@ -46,6 +46,7 @@
 //! | what a configuration will cost | [`plan`] |
 //! | what a host lacks, and what the verifier says | [`doctor`], [`host`], `verifier` |
 //! | `bpf(2)` where aya has no function | [`bpf`] |
+//! | where the kernel has what a program names | [`btf`] |
 
 /// Writes a line to standard error. If that fails, the line is lost: `eprintln!` would panic and
 /// stop twheel half way.
@@ -62,6 +63,7 @@ macro_rules! say {
 pub mod action;
 pub mod attach;
 pub mod bpf;
+pub mod btf;
 pub mod call;
 pub mod cli;
 pub mod clickhouse;

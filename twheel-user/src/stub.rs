@@ -24,7 +24,7 @@ use twheel_common::state::elsewhere;
 
 use crate::{
     attach::ProgramSource,
-    bpf,
+    bpf::{self, Code, instruction},
     data_plane::{DataPlane, remove_pin, replace_pin},
     pins::{HOOK_PROGRAMS, Instance},
 };
@@ -124,8 +124,14 @@ impl Stubs {
                 ),
                 _ => (bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS, 0, 0, TC_ACT_UNSPEC),
             };
-            let code = code(place, map.as_raw_fd(), elsewhere(namespace), verdict);
-            let program = bpf::load(name, kind, attach, flags, &code)
+            let code = Code {
+                kind,
+                attach,
+                function: 0,
+                flags,
+                instructions: &code(place, map.as_raw_fd(), elsewhere(namespace), verdict),
+            };
+            let program = bpf::load(name, &code)
                 .with_context(|| format!("the kernel refuses the stub that jumps to {name}"))?;
             replace_pin(name, instance, |path| Ok(bpf::pin(program.as_fd(), path)?))?;
         }
@@ -154,38 +160,31 @@ impl ProgramSource for Stubs {
     }
 }
 
-/// The instructions (`Documentation/bpf/standardization/instruction-set.rst`; this machine is
-/// little-endian).
+/// The instructions.
 fn code(place: i32, programs: i32, added: u32, verdict: i32) -> [u64; 18] {
-    let make = |code: u8, dst: u8, src: u8, off: i16, imm: i32| {
-        u64::from(code)
-            | u64::from(src << 4 | dst) << 8
-            | u64::from(off as u16) << 16
-            | u64::from(imm as u32) << 32
-    };
     [
         // r6 = context
-        make(0xbf, 6, 1, 0, 0),
+        instruction(0xbf, 6, 1, 0, 0),
         // r0 = place[0]
-        make(0x62, 10, 0, -4, 0),
-        make(0x18, 1, 1, 0, place),
+        instruction(0x62, 10, 0, -4, 0),
+        instruction(0x18, 1, 1, 0, place),
         0,
-        make(0xbf, 2, 10, 0, 0),
-        make(0x07, 2, 0, 0, -4),
-        make(0x85, 0, 0, 0, MAP_LOOKUP_ELEM),
-        make(0x15, 0, 0, 8, 0),
+        instruction(0xbf, 2, 10, 0, 0),
+        instruction(0x07, 2, 0, 0, -4),
+        instruction(0x85, 0, 0, 0, MAP_LOOKUP_ELEM),
+        instruction(0x15, 0, 0, 8, 0),
         // The second word of the pair: the number to add.
-        make(0x62, 0, 0, 4, added as i32),
-        make(0xbf, 7, 0, 0, 0),
+        instruction(0x62, 0, 0, 4, added as i32),
+        instruction(0xbf, 7, 0, 0, 0),
         // Jump to the data plane's program, which does not return here.
-        make(0xbf, 1, 6, 0, 0),
-        make(0x18, 2, 1, 0, programs),
+        instruction(0xbf, 1, 6, 0, 0),
+        instruction(0x18, 2, 1, 0, programs),
         0,
-        make(0xb7, 3, 0, 0, 0),
-        make(0x85, 0, 0, 0, TAIL_CALL),
+        instruction(0xb7, 3, 0, 0, 0),
+        instruction(0x85, 0, 0, 0, TAIL_CALL),
         // There is no program: clear the number, as the next packet may be another interface's.
-        make(0x62, 7, 0, 4, 0),
-        make(0xb7, 0, 0, 0, verdict),
-        make(0x95, 0, 0, 0, 0),
+        instruction(0x62, 7, 0, 4, 0),
+        instruction(0xb7, 0, 0, 0, verdict),
+        instruction(0x95, 0, 0, 0, 0),
     ]
 }

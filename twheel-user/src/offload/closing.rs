@@ -6,7 +6,7 @@
 
 use std::{
     collections::HashMap,
-    os::fd::{AsFd as _, AsRawFd as _, IntoRawFd as _, OwnedFd},
+    os::fd::{AsRawFd as _, IntoRawFd as _, OwnedFd},
     sync::{
         Arc, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -21,8 +21,9 @@ use twheel_client::protocol::{Request, SOCKETS};
 use super::{
     asking::{self, Question},
     ends::Shared,
+    passed::Sockets,
     program::WAITING,
-    rights::{self, Passed},
+    rights::Passed,
     watched::Watched,
 };
 use crate::clock::Clock;
@@ -71,7 +72,7 @@ const CONNECTIONS: usize = 2_048;
 pub(super) struct Closers {
     users: HashMap<u32, User>,
     shared: Arc<Shared>,
-    watched: Arc<Watched>,
+    sockets: Arc<Sockets>,
 }
 
 #[derive(Default)]
@@ -123,7 +124,7 @@ impl Closers {
         Self {
             users: HashMap::new(),
             shared,
-            watched: Arc::new(watched),
+            sockets: Arc::new(Sockets::new(watched)),
         }
     }
 
@@ -162,15 +163,10 @@ impl Closers {
     pub(super) fn inspect(&mut self, uid: u32, packet: Packet, descriptors: Vec<OwnedFd>) {
         let requests = packet.requests.as_ref().map_or(0, Vec::len);
         let rest = self.count(uid, descriptors, requests);
-        let (shared, watched) = (self.shared.clone(), self.watched.clone());
+        let (shared, sockets) = (self.shared.clone(), self.sockets.clone());
         let look = move || {
-            let all = rest.descriptors.iter();
-            let sockets = all.map(|it| {
-                let told = |ends| watched.is_established(ends);
-                rights::passed(it.as_fd(), watched.namespace, told)
-            });
             let done = Inspected {
-                sockets: sockets.collect(),
+                sockets: sockets.read(rest.uid, &rest.descriptors),
                 packet,
                 rest,
             };
@@ -210,8 +206,11 @@ impl Closers {
     pub(super) fn close_rest(&mut self, rest: Rest) {
         let user = self.users.entry(rest.uid).or_default();
         let (open, shared) = (user.open.clone(), self.shared.clone());
+        let sockets = self.sockets.clone();
         let close = move || {
+            let turn = sockets.turns.close(rest.uid);
             close(rest.descriptors);
+            drop(turn);
             open.size.fetch_sub(rest.size, Ordering::SeqCst);
             open.connections
                 .fetch_sub(rest.connections, Ordering::SeqCst);
@@ -294,16 +293,22 @@ fn work(queued: &Receiver<Job>, jobs: &AtomicUsize) {
     }
 }
 
-/// Closes descriptors, with one system call if they follow one another.
-fn close(descriptors: Vec<OwnedFd>) {
-    let follow = |two: &[OwnedFd]| two[0].as_raw_fd() + 1 == two[1].as_raw_fd();
-    if descriptors.len() < 2 || !descriptors.windows(2).all(follow) {
-        return;
+/// Closes descriptors, with one system call for those that follow one another.
+fn close(mut descriptors: Vec<OwnedFd>) {
+    descriptors.sort_unstable_by_key(OwnedFd::as_raw_fd);
+    let follows = |one: &OwnedFd, next: &OwnedFd| one.as_raw_fd() + 1 == next.as_raw_fd();
+    let runs: Vec<_> = descriptors.chunk_by(follows).map(<[_]>::len).collect();
+    let mut descriptors = descriptors.into_iter();
+    for length in runs {
+        let run: Vec<_> = descriptors.by_ref().take(length).collect();
+        let (first, last) = (
+            run[0].as_raw_fd() as u32,
+            run[length - 1].as_raw_fd() as u32,
+        );
+        // SAFETY: all of the range are owned here.
+        if length > 1 && unsafe { libc::close_range(first, last, 0) } == 0 {
+            // They are closed.
+            run.into_iter().map(OwnedFd::into_raw_fd).for_each(drop);
+        }
     }
-    let (first, count) = (descriptors[0].as_raw_fd() as u32, descriptors.len() as u32);
-    for descriptor in descriptors {
-        let _ = descriptor.into_raw_fd();
-    }
-    // SAFETY: all of the range were owned here, and are no longer.
-    unsafe { libc::close_range(first, first + count - 1, 0) };
 }

@@ -8,6 +8,8 @@
 //! | which connections are registered, and when one is idle | `registry.rs` |
 //! | how the kernel's flow table is read and marked | `table.rs` |
 //! | who may do what, and what a passed socket is | `rights.rs` |
+//! | how many passed sockets are read at once | `passed.rs` |
+//! | how one user's slow files hold up nobody else | `turns.rs` |
 //! | what it is compared with | `watched.rs` |
 //! | what was received from a program, and what waits to be sent | `program.rs` |
 //! | where programs are awaited | `listener.rs` |
@@ -27,13 +29,15 @@ mod ends;
 mod entered;
 mod listener;
 mod over;
+pub mod passed;
 mod program;
 pub mod registry;
 mod requests;
-mod rights;
+pub mod rights;
 mod server;
 pub mod table;
 mod tally;
+mod turns;
 mod watched;
 
 pub use self::{

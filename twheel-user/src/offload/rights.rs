@@ -72,7 +72,7 @@ fn is_admin(credentials: &UnixCredentials) -> Option<bool> {
 }
 
 /// A passed socket.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passed {
     /// Its own endpoint.
     pub local: SocketAddr,
@@ -95,8 +95,7 @@ pub fn passed(
     is_established: impl Fn(Ends) -> bool,
 ) -> Result<Passed, i32> {
     connection::check_protocol(socket)?;
-    let namespace_of = option::<u64>(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE)?;
-    if namespace_of != namespace {
+    if namespace_of(socket)? != namespace {
         return Err(libc::EXDEV);
     }
     let ends = connection::ends(socket);
@@ -123,7 +122,16 @@ pub fn namespace() -> io::Result<u64> {
     use nix::sys::socket::{SockFlag, socket};
     let flags = SockFlag::SOCK_CLOEXEC;
     let socket = socket(AddressFamily::Inet, SockType::Stream, flags, None)?;
-    option(socket.as_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE).map_err(io::Error::from_raw_os_error)
+    namespace_of(socket.as_fd()).map_err(io::Error::from_raw_os_error)
+}
+
+/// The cookie of a socket's network namespace.
+///
+/// # Errors
+///
+/// An error number of Linux.
+pub fn namespace_of(socket: BorrowedFd<'_>) -> Result<u64, i32> {
+    option(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE)
 }
 
 /// `SO_PASSRIGHTS` of `include/uapi/asm-generic/socket.h`, since Linux 6.16.

@@ -72,9 +72,9 @@ const WITH_PAIR: [(&str, &str); 2] = [
 ];
 
 /// Tests of the full matrix: attach, touch, expire, adopt, policy, flush; delete; the reaper's
-/// `socket`; outgoing packets with clsact; live frames; other network namespaces; a CPU that goes
-/// offline and online.
-const FULL: [Tests; 7] = [
+/// `socket`; outgoing packets with clsact; live frames; other network namespaces; sockets that are
+/// passed; a CPU that goes offline and online.
+const FULL: [Tests; 8] = [
     Tests::named("namespaces", &[]),
     Tests::named(
         "inspect",
@@ -99,6 +99,7 @@ const FULL: [Tests; 7] = [
     ),
     Tests::named("stepping", &["live_frames_do_what_test_runs_do"]),
     NETNS,
+    PASSED,
     HOTPLUG,
 ];
 /// Takes a CPU offline: here nothing else needs that CPU.
@@ -107,7 +108,7 @@ const HOTPLUG: Tests = Tests::named(
     &["flows_of_a_cpu_that_goes_wait_until_it_is_back"],
 );
 /// Tests of each CI run.
-const SHORT: [Tests; 3] = [
+const SHORT: [Tests; 4] = [
     Tests::named(
         "namespaces",
         &[
@@ -120,7 +121,10 @@ const SHORT: [Tests; 3] = [
         &["sockets::sockets_of_ipv6_that_serve_ipv4_are_closed"],
     ),
     NETNS,
+    PASSED,
 ];
+/// What the kernel tells of sockets that programs pass.
+const PASSED: Tests = Tests::named("passed", &[]);
 /// Tests of other network namespaces: the small programs on their interfaces, and the programs that
 /// those continue in.
 const NETNS: Tests = Tests::named(
