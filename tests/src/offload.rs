@@ -53,7 +53,7 @@ impl Random {
 
     /// From 1 s to 5 min, short ones as often as long ones.
     pub fn timeout(&mut self) -> Duration {
-        let seconds = (1 << self.below(9)).min(300);
+        let seconds = (1 << self.below(10)).min(300);
         Duration::from_millis(1_000 * seconds + self.below(700))
     }
 }
