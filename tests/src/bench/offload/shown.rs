@@ -21,6 +21,14 @@ impl Middle {
         Self(at(0.5), deviation * 1.2533 / (samples.len() as f64).sqrt())
     }
 
+    /// A mean, and its standard error.
+    fn mean(samples: impl Iterator<Item = f64> + Clone) -> Self {
+        let count = samples.clone().count() as f64;
+        let mean = samples.clone().sum::<f64>() / count;
+        let squares: f64 = samples.map(|it| (it - mean).powi(2)).sum();
+        Self(mean, (squares / (count - 1.0).max(1.0) / count).sqrt())
+    }
+
     fn and(&self, other: &Self) -> Self {
         Self(self.0 + other.0, self.1.hypot(other.1))
     }
@@ -66,7 +74,7 @@ fn costs(
     };
     let rounds = &rounds[1];
     report.say(&format!(
-        "\n{:<24} {:>8}  {:>8} {:>15} {:>14} {:>8} {:>15}",
+        "\n{:<24} {:>8}  {:>8} {:>15} {:>14} {:>14} {:>15}",
         format!("reads a packet: {reads}"),
         "reads/s",
         "server",
@@ -82,13 +90,13 @@ fn costs(
         let server = Middle::of(of(|it| it.server)).0;
         let calls = Middle::of(of(|it| it.calls));
         let (own, programs) = (more(way, |it| it.server), more(way, |it| it.programs));
-        // They run now and then.
-        let threads = of(|it| it.threads).sum::<f64>() / rounds.len() as f64;
+        // They run now and then: a median would leave that out.
+        let threads = Middle::mean(of(|it| it.threads));
         report.say(&format!(
-            "{name:<24} {rate:>8.0}  {server:>8.0} {:>8.1} ± {:>4.1} {:>8.1} ± {:>3.1} {threads:>8.1} {:>8.1} ± {:>4.1}",
-            own.0, own.1, calls.0, calls.1, programs.0, programs.1,
+            "{name:<24} {rate:>8.0}  {server:>8.0} {:>8.1} ± {:>4.1} {:>8.1} ± {:>3.1} {:>8.1} ± {:>3.1} {:>8.1} ± {:>4.1}",
+            own.0, own.1, calls.0, calls.1, threads.0, threads.1, programs.0, programs.1,
         ));
-        let elsewhere = Middle(threads + programs.0, programs.1);
+        let elsewhere = threads.and(&programs);
         let cost = Cost {
             counted: match way {
                 OFFLOADED => calls.and(&elsewhere),
