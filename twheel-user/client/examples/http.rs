@@ -47,7 +47,8 @@ async fn serve(offload: &Offload, stream: TcpStream) -> std::io::Result<()> {
             }
         }
     }
-    // No response is on its way, which would be data: so nothing is cut off.
+    // No data has passed for the whole timeout: a response on its way is not cut off, but one that takes
+    // longer to make would be.
     Ok(())
 }
 
