@@ -3,7 +3,6 @@
 //! does not wait for a socket that is locked.
 
 use std::{
-    fs::File,
     io::{self, Read as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::{AsFd as _, AsRawFd, OwnedFd, RawFd},
@@ -159,7 +158,9 @@ impl SocketReader {
     ///
     /// The program cannot be run.
     pub fn read(&self, sockets: &[OwnedFd]) -> Result<Vec<(RawFd, Passed)>> {
-        let bytes = read_all(bpf::iterate(self.iterator.as_fd())?)?;
+        // As much as the kernel returns at a time (`bpf_seq_read` in `kernel/bpf/bpf_iter.c`).
+        let mut bytes = Vec::with_capacity(8 * 4_096);
+        bpf::iterate(self.iterator.as_fd())?.read_to_end(&mut bytes)?;
         let size = HEAD + self.shape.bytes;
         ensure!(bytes.len() % size == 0, "{} bytes of reports", bytes.len());
         let all = || bytes.chunks_exact(size).map(|it| Report(it, &self.shape));
@@ -172,26 +173,6 @@ impl SocketReader {
             .filter(|it| it.namespace() == namespace)
             .filter_map(|it| Some((it.descriptor(), it.passed()?)))
             .collect())
-    }
-}
-
-/// Reads an iterator to its end.
-fn read_all(mut iterator: File) -> io::Result<Vec<u8>> {
-    /// The kernel returns no more at a time (`bpf_seq_read` in `kernel/bpf/bpf_iter.c`).
-    const AT_A_TIME: usize = 8 * 4_096;
-    let mut all = Vec::new();
-    loop {
-        let before = all.len();
-        all.resize(before + AT_A_TIME, 0);
-        let more = match iterator.read(&mut all[before..]) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-            Ok(0) => {
-                all.truncate(before);
-                return Ok(all);
-            }
-            more => more?,
-        };
-        all.truncate(before + more);
     }
 }
 
