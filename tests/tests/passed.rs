@@ -8,7 +8,10 @@ use std::{
         fd::{AsFd, AsRawFd, OwnedFd},
         unix::{fs::OpenOptionsExt, net::UnixStream},
     },
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Barrier,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Instant,
 };
@@ -102,6 +105,32 @@ fn many_sockets_are_read_as_by_system_calls() -> Result<()> {
         ensure!(read.iter().map(|(it, _)| *it).eq(wanted), "{read:?}");
         ensure!(reader.read(&[])?.is_empty());
         Ok(())
+    })
+}
+
+#[test]
+fn each_thread_reads_the_sockets_that_it_asks_for() -> Result<()> {
+    require_root();
+    let host = Namespace::new("threads")?;
+    host.enter(|| {
+        let mut all = connections("127.0.0.1:0".parse()?, 40)?;
+        let reader = SocketReader::open(rights::namespace()?)?;
+        let halves = [all.split_off(40), all];
+        let start = Barrier::new(halves.len());
+        thread::scope(|scope| {
+            let reads = halves.each_ref().map(|half| {
+                scope.spawn(|| -> Result<()> {
+                    start.wait();
+                    for _ in 0..2_000 {
+                        let read = reader.read(half)?.len();
+                        ensure!(read == half.len(), "{read} of {}", half.len());
+                    }
+                    Ok(())
+                })
+            });
+            let mut all = reads.into_iter();
+            all.try_for_each(|it| it.join().expect("it does not panic"))
+        })
     })
 }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use aya_obj::generated::{
-    bpf_attach_type, bpf_attr,
+    BPF_F_MMAPABLE, bpf_attach_type, bpf_attr,
     bpf_attr__bindgen_ty_14__bindgen_ty_3__bindgen_ty_1 as bpf_attr_iter, bpf_cmd, bpf_link_info,
     bpf_link_type, bpf_map_type, bpf_prog_info, bpf_prog_type,
 };
@@ -153,12 +153,27 @@ pub fn pin(object: BorrowedFd<'_>, pin: &Path) -> io::Result<()> {
 ///
 /// The kernel refuses the map.
 pub fn make_program_array(name: &str) -> io::Result<OwnedFd> {
+    make_array(name, bpf_map_type::BPF_MAP_TYPE_PROG_ARRAY, 4, 0)
+}
+
+/// Makes an array of one word, which can be mapped.
+///
+/// # Errors
+///
+/// The kernel refuses the map.
+pub fn make_word(name: &str) -> io::Result<OwnedFd> {
+    make_array(name, bpf_map_type::BPF_MAP_TYPE_ARRAY, 8, BPF_F_MMAPABLE)
+}
+
+/// Makes a map with one entry, of so many bytes.
+fn make_array(name: &str, kind: bpf_map_type, bytes: u32, flags: u32) -> io::Result<OwnedFd> {
     // SAFETY: all-zero bytes are a valid `bpf_attr`; only fields of this command are set.
     let mut attr: bpf_attr = unsafe { mem::zeroed() };
-    attr.__bindgen_anon_1.map_type = bpf_map_type::BPF_MAP_TYPE_PROG_ARRAY as u32;
+    attr.__bindgen_anon_1.map_type = kind as u32;
     attr.__bindgen_anon_1.key_size = 4;
-    attr.__bindgen_anon_1.value_size = 4;
+    attr.__bindgen_anon_1.value_size = bytes;
     attr.__bindgen_anon_1.max_entries = 1;
+    attr.__bindgen_anon_1.map_flags = flags;
     attr.__bindgen_anon_1.map_name = short(name);
     // SAFETY: the attribute is filled for this command, and has no pointers.
     let fd = unsafe { call(bpf_cmd::BPF_MAP_CREATE, &mut attr) }?;

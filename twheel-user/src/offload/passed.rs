@@ -1,16 +1,17 @@
 //! Reads many passed sockets at once. A BPF program runs for each file that this process holds open
-//! (`bpf_iter_task_file`, for one process since Linux 6.1), and reports those that are TCP sockets. It
-//! does not wait for a socket that is locked.
+//! (`bpf_iter_task_file`, for one process since Linux 6.1), and reports the TCP sockets in a range of
+//! descriptors. It does not wait for a socket that is locked.
 
 use std::{
     io::{self, Read as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    os::fd::{AsFd as _, AsRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd as _, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     process,
+    sync::{Mutex, PoisonError, atomic::Ordering},
 };
 
 use anyhow::{Context as _, Result, ensure};
-use aya_obj::generated::{bpf_attach_type, bpf_func_id, bpf_prog_type};
+use aya_obj::generated::{BPF_PSEUDO_MAP_VALUE, bpf_attach_type, bpf_func_id, bpf_prog_type};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use super::{
@@ -21,6 +22,7 @@ use super::{
 use crate::{
     bpf::{self, Code, instruction},
     btf::Btf,
+    mapped::Mapped,
 };
 
 /// Sockets of a packet from which on they are read at once.
@@ -83,9 +85,13 @@ pub struct SocketReader {
     /// The BPF link by which it runs for the files of this process.
     iterator: OwnedFd,
     shape: Shape,
-    /// A socket of the network namespace that is watched. Others are of that namespace if the kernel
-    /// has theirs at the same address.
-    own: OwnedFd,
+    /// The descriptors that are read: the least, and from bit 32 on the greatest. Who reads has it
+    /// locked.
+    range: Mutex<Mapped>,
+    /// Where the kernel has the network namespace that is watched, …
+    namespace: u64,
+    /// … for as long as a socket of it is open.
+    _own: OwnedFd,
 }
 
 /// Offsets in the kernel's structures, bytes. All that is needed of a `struct sock` is in its first
@@ -131,23 +137,33 @@ impl SocketReader {
             "the kernel cannot go through the files of one process"
         );
         let shape = Shape::of(&btf).context("the kernel's sockets have another shape")?;
+        let range = bpf::make_word("twheel_range").context("the kernel refuses a map")?;
         let function = btf.function("bpf_iter_task_file");
         let code = Code {
             kind: bpf_prog_type::BPF_PROG_TYPE_TRACING,
             attach: bpf_attach_type::BPF_TRACE_ITER as u32,
             function: function.context("the kernel has no iterator over files")?,
             flags: 0,
-            instructions: &code(&shape),
+            instructions: &code(&shape, range.as_fd()),
         };
         let program =
             bpf::load("twheel_sockets", &code).context("the kernel refuses the program")?;
         let iterator = bpf::iterator_of(program.as_fd(), process::id())
             .context("the kernel refuses to go through this process's files")?;
-        Ok(Self {
+        let range = Mapped::new(range, WORD).context("cannot map a map")?;
+        let descriptor = own.as_raw_fd();
+        let mut reader = Self {
             iterator,
             shape,
-            own,
-        })
+            range: Mutex::new(range),
+            namespace: 0,
+            _own: own,
+        };
+        let bytes = reader.reports(descriptor, descriptor)?;
+        let mut reports = bytes.chunks_exact(reader.size());
+        let report = reports.next().context("its own socket is missing")?;
+        reader.namespace = Report(report, &shape).namespace();
+        Ok(reader)
     }
 
     /// Reads those of these sockets that are established TCP connections of the namespace. Returns
@@ -158,21 +174,40 @@ impl SocketReader {
     ///
     /// The program cannot be run.
     pub fn read(&self, sockets: &[OwnedFd]) -> Result<Vec<(RawFd, Passed)>> {
+        let mut wanted: Vec<_> = sockets.iter().map(AsRawFd::as_raw_fd).collect();
+        wanted.sort_unstable();
+        let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else {
+            return Ok(Vec::new());
+        };
+        let bytes = self.reports(*first, *last)?;
+        let all = bytes.chunks_exact(self.size());
+        Ok(all
+            .map(|it| Report(it, &self.shape))
+            .filter(|it| wanted.binary_search(&it.descriptor()).is_ok())
+            .filter(|it| it.namespace() == self.namespace)
+            .filter_map(|it| Some((it.descriptor(), it.passed()?)))
+            .collect())
+    }
+
+    /// The reports about these descriptors, and those between.
+    fn reports(&self, first: RawFd, last: RawFd) -> Result<Vec<u8>> {
+        let range = self.range.lock().unwrap_or_else(PoisonError::into_inner);
+        let both = u64::from(last as u32) << 32 | u64::from(first as u32);
+        range.word(0).store(both, Ordering::SeqCst);
         // As much as the kernel returns at a time (`bpf_seq_read` in `kernel/bpf/bpf_iter.c`).
         let mut bytes = Vec::with_capacity(8 * 4_096);
         bpf::iterate(self.iterator.as_fd())?.read_to_end(&mut bytes)?;
-        let size = HEAD + self.shape.bytes;
-        ensure!(bytes.len() % size == 0, "{} bytes of reports", bytes.len());
-        let all = || bytes.chunks_exact(size).map(|it| Report(it, &self.shape));
-        let mut own = all().filter(|it| it.descriptor() == self.own.as_raw_fd());
-        let namespace = own.next().context("its own socket is missing")?.namespace();
-        let mut wanted: Vec<_> = sockets.iter().map(AsRawFd::as_raw_fd).collect();
-        wanted.sort_unstable();
-        Ok(all()
-            .filter(|it| wanted.binary_search(&it.descriptor()).is_ok())
-            .filter(|it| it.namespace() == namespace)
-            .filter_map(|it| Some((it.descriptor(), it.passed()?)))
-            .collect())
+        ensure!(
+            bytes.len() % self.size() == 0,
+            "{} bytes of reports",
+            bytes.len()
+        );
+        Ok(bytes)
+    }
+
+    /// Bytes of a report.
+    fn size(&self) -> usize {
+        HEAD + self.shape.bytes
     }
 }
 
@@ -269,7 +304,7 @@ const WORD: usize = size_of::<u64>();
 
 /// The program. It gets a `struct bpf_iter__task_file`, which has `meta` at 0, `fd` at 16 and `file` at
 /// 24 (`kernel/bpf/task_iter.c`).
-fn code(shape: &Shape) -> Vec<u64> {
+fn code(shape: &Shape, range: BorrowedFd<'_>) -> Vec<u64> {
     use bpf_func_id::{
         BPF_FUNC_get_socket_cookie, BPF_FUNC_probe_read_kernel, BPF_FUNC_seq_write,
         BPF_FUNC_skc_to_tcp_sock, BPF_FUNC_sock_from_file,
@@ -293,6 +328,14 @@ fn code(shape: &Shape) -> Vec<u64> {
     let mut all = vec![
         // r6 = context
         instruction(0xbf, 6, 1, 0, 0),
+        // The descriptor is in the range, at the address r2: most others are not.
+        instruction(0x18, 2, BPF_PSEUDO_MAP_VALUE as u8, 0, range.as_raw_fd()),
+        0,
+        instruction(0x61, 1, 6, 16, 0),
+        instruction(0x61, 3, 2, 0, 0),
+        instruction(0xad, 1, 3, END, 0),
+        instruction(0x61, 3, 2, 4, 0),
+        instruction(0x2d, 1, 3, END, 0),
         // r7 = the file's socket
         instruction(0x79, 1, 6, 24, 0),
         instruction(0x15, 1, 0, END, 0),
