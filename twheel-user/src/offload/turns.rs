@@ -7,12 +7,16 @@
 
 use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 /// For how long a thread waits to go through all files while its own user's are being closed. Unless
 /// one is slow, it takes less.
 const PATIENCE: Duration = Duration::from_millis(10);
+
+/// For how long a thread waits without sleeping: longer than most turns take.
+const SOON: Duration = Duration::from_micros(500);
 
 /// Which threads do what.
 #[derive(Default)]
@@ -43,7 +47,9 @@ impl Turns {
     pub fn look(&self, uid: u32) -> Option<Look<'_>> {
         let others = |now: &Now| now.waiting.iter().chain(&now.closing).any(|it| *it != uid);
         let own = |now: &mut Now| !now.closing.is_empty() && !others(now);
-        let waited = self.changed.wait_timeout_while(self.lock(), PATIENCE, own);
+        let waited = self
+            .changed
+            .wait_timeout_while(self.soon(own), PATIENCE, own);
         let (mut now, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if !now.closing.is_empty() || others(&now) {
             return None;
@@ -55,14 +61,28 @@ impl Turns {
     /// To close files of a user. Waits for the threads that go through all files, which takes
     /// milliseconds.
     pub fn close(&self, uid: u32) -> Close<'_> {
-        let mut now = self.lock();
-        now.waiting.push(uid);
-        let waited = self.changed.wait_while(now, |now| now.looking > 0);
+        self.lock().waiting.push(uid);
+        let looks = |now: &mut Now| now.looking > 0;
+        let waited = self.changed.wait_while(self.soon(looks), looks);
         let mut now = waited.unwrap_or_else(PoisonError::into_inner);
         take(&mut now.waiting, uid);
         now.closing.push(uid);
         drop(now);
         Close(self, uid)
+    }
+
+    /// Waits while something goes on, but not for long, and without sleeping: to be woken takes as long
+    /// as most turns do.
+    fn soon(&self, goes_on: impl Fn(&mut Now) -> bool) -> MutexGuard<'_, Now> {
+        let begun = Instant::now();
+        loop {
+            let mut now = self.lock();
+            if !goes_on(&mut now) || begun.elapsed() > SOON {
+                return now;
+            }
+            drop(now);
+            thread::yield_now();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Now> {
