@@ -20,6 +20,7 @@ use nix::sys::{
         getpeername, getsockname, socket,
     },
 };
+use twheel::offload::rights;
 use twheel_client::{
     Outcome,
     protocol::{self, BATCH, Kind, MAX_PACKET, Op, Request, SOCKETS},
@@ -159,16 +160,14 @@ fn wrong_descriptors_are_refused_and_closed() -> Result<()> {
         let reset = lab.connect(1)?;
         let reset_server = reset.server.try_clone()?;
         reset.reset()?;
-        for (what, passed, error) in [
+        let (event, epoll) = (EventFd::new()?, Epoll::new(EpollCreateFlags::empty())?.0);
+        let directory = File::open("/")?;
+        let others = [
             ("a device", null.as_fd(), libc::ENOTSOCK),
             ("a pipe", pipe.0.as_fd(), libc::ENOTSOCK),
-            ("an eventfd", EventFd::new()?.as_fd(), libc::ENOTSOCK),
-            (
-                "an epoll",
-                Epoll::new(EpollCreateFlags::empty())?.0.as_fd(),
-                libc::ENOTSOCK,
-            ),
-            ("a directory", File::open("/")?.as_fd(), libc::ENOTSOCK),
+            ("an eventfd", event.as_fd(), libc::ENOTSOCK),
+            ("an epoll", epoll.as_fd(), libc::ENOTSOCK),
+            ("a directory", directory.as_fd(), libc::ENOTSOCK),
             ("a mere path", path.as_fd(), libc::ENOTSOCK),
             ("a Unix socket", unix.as_fd(), libc::EPROTOTYPE),
             ("the connection to twheel", raw.as_fd(), libc::EPROTOTYPE),
@@ -179,9 +178,30 @@ fn wrong_descriptors_are_refused_and_closed() -> Result<()> {
             ("a half-closed one", halved.server.as_fd(), libc::ENOTCONN),
             ("a reset one", reset_server.as_fd(), libc::ENOTCONN),
             ("another namespace's", first.client.as_fd(), libc::EXDEV),
-        ] {
+        ];
+        for (what, passed, error) in others {
             let found = raw.error(good, &[passed])?;
             ensure!(found == error, "{what}: {found}, not {error}");
+        }
+        // The same among connections, of which as many are read at once.
+        let served = (0..others.len()).map(|at| lab.connect(at));
+        let served = served.collect::<Result<Vec<_>>>()?;
+        let mixed: Vec<_> = served
+            .iter()
+            .zip(others)
+            .flat_map(|(connection, (_, other, _))| [connection.server.as_fd(), other])
+            .collect();
+        let replies = raw.ask(&vec![good; mixed.len()], &mixed)?;
+        let namespace = lab.pair.server.enter(|| Ok(rights::namespace()?))?;
+        for (at, (what, _, error)) in others.into_iter().enumerate() {
+            let (connection, found) = (&replies[2 * at], replies[2 * at + 1].error as i32);
+            ensure!(found == error, "{what}: {found}, not {error}");
+            let passed = rights::passed(mixed[2 * at], namespace, |_| false);
+            let passed = passed.map_err(std::io::Error::from_raw_os_error)?;
+            ensure!(
+                (connection.error, connection.cookie) == (0, passed.cookie),
+                "{connection:?}, not {passed:?}"
+            );
         }
         Ok(())
     })?;

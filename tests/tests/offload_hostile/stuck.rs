@@ -5,6 +5,7 @@ use std::{
     net::TcpStream,
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     ptr,
+    time::Instant,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -193,6 +194,67 @@ fn a_user_whose_descriptors_do_not_close_waits() -> Result<()> {
         Ok(())
     })?;
     lab.end()
+}
+
+/// Many sockets of a packet are read at once, by going through all files that twheel has. Whoever does
+/// that goes on while another user's are slow to close, or its own, and closes none of them itself.
+#[test]
+fn who_passes_many_sockets_goes_on_beside_those_that_are_slow_to_close() -> Result<()> {
+    let lab = Lab::new("many", &[])?;
+    rights::open_to_all(&lab)?;
+    lab.withstands("sockets that are slow to close", || {
+        let (other, own) = (Other::connect(&lab.path(), NOBODY)?, lab.raw()?);
+        let served = (0..24).map(|at| lab.connect(at));
+        let served = served.collect::<Result<Vec<_>>>()?;
+        let header = protocol::write(Kind::Requests, 9, &[start(60_000, DATA, 5)])[..16].to_vec();
+        let (mut clients, raw) = (Vec::new(), lab.raw()?);
+        for _ in 0..60 {
+            let Connection { server, client, .. } = lingering(&lab)?;
+            lab.stopped(|| {
+                raw.send(&header, &[server.as_fd()])?;
+                drop(server);
+                Ok(())
+            })?;
+            ensure!(raw.replies()?.1.len() == 1);
+            clients.push(client);
+        }
+        // twheel closes the first of them, for as long as its client lives.
+        serves_many(&other.raw, &served)?;
+        serves_many(&own, &served)?;
+        std::thread::scope(|scope| -> Result<()> {
+            let ends = scope.spawn(|| {
+                for client in clients {
+                    std::thread::sleep(millis(2));
+                    drop(client);
+                }
+            });
+            let mut rounds = 0;
+            while !ends.is_finished() {
+                serves_many(&other.raw, &served)?;
+                rounds += 1;
+            }
+            ensure!(rounds >= 20, "{rounds} rounds");
+            Ok(())
+        })?;
+        serves_many(&other.raw, &served)?;
+        drop((other, own, raw));
+        Ok(())
+    })?;
+    lab.end()
+}
+
+/// A program's timers of all these connections are started with one packet, and stopped.
+fn serves_many(raw: &Raw, connections: &[Connection]) -> Result<()> {
+    let begun = Instant::now();
+    let sockets: Vec<_> = connections.iter().map(|it| it.server.as_fd()).collect();
+    let started = raw.ask(&vec![start(60_000, DATA, 6); sockets.len()], &sockets)?;
+    let stops: Vec<_> = started.iter().map(|it| about(Op::Stop, it.id)).collect();
+    let stopped = raw.ask(&stops, &[])?;
+    let mut all = started.iter().chain(&stopped);
+    ensure!(all.all(|it| it.error == 0), "{started:?} {stopped:?}");
+    let took = begun.elapsed();
+    ensure!(took < millis(1_000), "it took {took:?}");
+    Ok(())
 }
 
 /// Memory that is there only when the test says so.
