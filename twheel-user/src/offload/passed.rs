@@ -30,6 +30,8 @@ const MANY: usize = 16;
 /// For as many files of this process the program takes less time than system calls do for a socket.
 const FILES: usize = 16;
 
+const ONE_BY_ONE: &str = "passed sockets are read one by one";
+
 /// How passed sockets are read.
 pub(super) struct Sockets {
     watched: Watched,
@@ -45,7 +47,9 @@ impl Sockets {
         let reader = SocketReader::open(watched.namespace);
         Self {
             watched,
-            reader: reader.inspect_err(one_by_one).ok(),
+            reader: reader
+                .inspect_err(|error| log::warn!("{ONE_BY_ONE}, which takes longer: {error:#}"))
+                .ok(),
             turns: Turns::default(),
         }
     }
@@ -72,12 +76,10 @@ impl Sockets {
         }
         let reader = self.reader.as_ref()?;
         let _turn = self.turns.look(uid)?;
-        reader.read(sockets).inspect_err(one_by_one).ok()
+        let read = reader.read(sockets);
+        read.inspect_err(|error| log::debug!("{ONE_BY_ONE}: {error:#}"))
+            .ok()
     }
-}
-
-fn one_by_one(error: &anyhow::Error) {
-    log::debug!("passed sockets are read one by one: {error:#}");
 }
 
 /// The loaded program.

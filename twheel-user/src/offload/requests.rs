@@ -28,7 +28,7 @@ use crate::{data_plane::random_keys, pins::Pins};
 /// Most packets that are answered before others have their turn.
 pub(super) const PACKETS: usize = 16;
 /// Requests, at most, that are answered with one reading of the clock.
-const CLOCKED: usize = 64;
+const CLOCKED: usize = 256;
 
 /// The bits of a token that are made of its flow's key; the others are of the registration.
 const OF_KEY: u64 = 0xffff;

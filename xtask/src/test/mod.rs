@@ -155,6 +155,11 @@ const FAULTS: [&str; 2] = [
     "--package twheel-fuzz",
     "--package twheel-tests --test faults_* --test concurrency",
 ];
+/// Tests of a soak: those, and programs that hand over their timeouts.
+const SOAKED: [&str; 2] = [
+    FAULTS[0],
+    "--package twheel-tests --test faults_* --test concurrency --test offload_*",
+];
 /// libFuzzer's part of a soak: so many executions, however long they take.
 const SOAK: [&str; 2] = ["-runs=10000000", "-max_total_time=0"];
 
@@ -165,7 +170,7 @@ pub struct Which {
     pub exhaustive: bool,
     /// Only the fault tests.
     pub faults: bool,
-    /// Only the fault tests, and for longer.
+    /// Only the fault tests and those of handed over timeouts, and for longer.
     pub soak: bool,
 }
 
@@ -177,7 +182,9 @@ impl Which {
 
     /// What cargo must build for it, one command each.
     fn packages(self) -> &'static [&'static str] {
-        if self.faults || self.soak {
+        if self.soak {
+            &SOAKED
+        } else if self.faults {
             &FAULTS
         } else {
             &[HOST]
@@ -197,7 +204,6 @@ impl Which {
     fn arguments(self, command: &mut Command, args: &[String]) {
         if self.soak {
             command.env("TWHEEL_SOAK", "1");
-            command.env("TWHEEL_STRESS_SECONDS", "60");
         }
         command.envs(self.exhaustive.then_some(("TWHEEL_EXHAUSTIVE", "1")));
         command.args(self.exhaustive.then_some("--include-ignored"));
