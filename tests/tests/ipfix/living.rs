@@ -95,8 +95,11 @@ fn the_records_of_a_living_flow_add_up_to_its_end() -> Result<()> {
     }
     let events = events_until_ended(&twheel, 2)?;
     ensure!(twheel.stop()?.code() == Some(0));
-    let updates = events.iter().filter(|it| it["event"] == "update").count();
-    ensure!(updates >= 4, "{updates} updates");
+    let updates = events.iter().filter(|it| it["event"] == "update");
+    // A side that has sent nothing meanwhile, since this machine was held up, has no record.
+    let sides = updates.flat_map(|it| [&it["orig_packets_delta"], &it["reply_packets_delta"]]);
+    let updates = sides.filter(|packets| **packets != 0).count();
+    ensure!(updates >= 8, "{updates} updates");
     let ends = past(&pair.server, directory.path())?;
     assert_eq!(ends.len(), 2);
 
@@ -110,11 +113,7 @@ fn the_records_of_a_living_flow_add_up_to_its_end() -> Result<()> {
     let read = read.collect::<Result<Vec<_>>>()?;
     add_up(&read, &ends)?;
     let of = |reason: u8| read.iter().filter(|it| it.end_reason == reason).count();
-    // Both ends have sent something in each interval.
-    assert_eq!(
-        (of(ACTIVE), of(3), read.len()),
-        (2 * updates, 4, 2 * updates + 4)
-    );
+    assert_eq!((of(ACTIVE), of(3), read.len()), (updates, 4, updates + 4));
     for event in events.iter().filter(|it| it["event"] == "update") {
         let sent = (&event["sport"], &event["orig_packets_delta"]);
         let is_it = |it: &&Record| {
