@@ -189,7 +189,7 @@ fn a_run_starts_while_others_end() -> Result<()> {
             });
             let starts = || -> Result<()> {
                 let end = Instant::now() + 3 * PATIENCE;
-                // More often than with one start.
+                // One start meets at most four of them: see above.
                 while removed.load(Ordering::SeqCst) < 5 {
                     Twheel::start(&host, &["--iface", SERVER])?.stop()?;
                     ensure!(Instant::now() < end, "removed {removed:?} times");

@@ -156,9 +156,10 @@ const FAULTS: [&str; 2] = [
     "--package twheel-tests --test faults_* --test concurrency",
 ];
 /// Tests of a soak: those, and programs that hand over their timeouts.
-const SOAKED: [&str; 2] = [
+const SOAKED: [&str; 3] = [
     FAULTS[0],
-    "--package twheel-tests --test faults_* --test concurrency --test offload_*",
+    FAULTS[1],
+    "--package twheel-tests --test offload_*",
 ];
 /// libFuzzer's part of a soak: so many executions, however long they take.
 const SOAK: [&str; 2] = ["-runs=10000000", "-max_total_time=0"];

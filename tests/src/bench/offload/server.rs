@@ -144,8 +144,8 @@ pub fn bench(report: &mut Report) -> Result<()> {
          of a\nconnection at a time: {ROUNDS} times while no server notices idle connections, and as often while they do. \
          Nanoseconds a read, of\nCPU time (schedstat): of the server's threads; of threads that keep timers for it, those of the \
          client library and of twheel\n(mean); and of twheel's programs. More: than the first server in the same round, and \
-         than before. Calls: what the server's calls of its timers\ntake, timed for each {}th connection; what it does for \
-         timers between reads is not among them. Medians with\ntheir standard errors.\n",
+         than before. Calls:\nwhat the server's calls of its timers take, timed for each {}th connection; what it does for \
+         timers between reads is not among\nthem. Medians with their standard errors.\n",
         TIMEOUT.as_secs(),
         WINDOW.as_millis(),
         calls::EVERY
