@@ -1,8 +1,9 @@
 //! What is wrong is told in a sentence.
 
-use std::net::TcpListener;
+use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result, ensure};
+use tokio::net::TcpSocket;
 use twheel_tests::{
     engine::Engine,
     running::{once, twheel_bin},
@@ -16,9 +17,10 @@ fn what_is_wrong_is_told_in_a_sentence() -> Result<()> {
         ensure!(ended.lines.is_empty(), "{ended:?}");
         Ok(ended.stderr)
     };
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let url = format!("http://{}", listener.local_addr()?);
-    drop(listener);
+    // It is bound and does not listen, so that nobody else listens there.
+    let socket = TcpSocket::new_v4()?;
+    socket.bind((Ipv4Addr::LOCALHOST, 0).into())?;
+    let url = format!("http://{}", socket.local_addr()?);
     for command in ["expired", "talkers", "reasons", "hosts", "leaks"] {
         let mut twheel = std::process::Command::new(twheel_bin()?);
         twheel.args(["fleet", command, "--url", &url]);

@@ -1,6 +1,6 @@
 //! The owners in the events of a run.
 
-use std::{net::SocketAddr, net::TcpStream, thread, time::Duration, time::Instant};
+use std::{net::SocketAddr, net::TcpStream, time::Duration, time::Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -52,11 +52,11 @@ fn events_tell_whose_a_socket_was_also_when_it_is_closed() -> Result<()> {
             .enter(|| TcpStream::connect(service.address).context("cannot connect"))
     };
     let stream = connect()?;
-    thread::sleep(Duration::from_millis(900));
+    let mut told = events(&twheel, &["update"])?;
     // The process is gone by the time at which the flow ends.
     drop(service);
     drop(stream);
-    let mut told = events(&twheel, &["update", "end"])?;
+    told.append(&mut events(&twheel, &["end"])?);
     let owned =
         |event: &Value| assert_owner(event, pid, COMMAND, &user(NOBODY).unwrap(), &cgroup.path);
     told.iter().for_each(|(_, event)| owned(event));

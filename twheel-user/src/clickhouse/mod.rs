@@ -261,6 +261,10 @@ impl Server {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use socket2::{Domain, Socket, Type};
+
     use super::*;
 
     fn server(url: &str) -> Server {
@@ -274,9 +278,12 @@ mod tests {
 
     #[test]
     fn no_server_is_a_sentence() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let server = server(&format!("http://{}", listener.local_addr().unwrap()));
-        drop(listener);
+        // It is bound and does not listen, so that nobody else listens there.
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        socket.bind(&any.into()).unwrap();
+        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        let server = server(&format!("http://{address}"));
         let fault = server.check_version(1).unwrap_err();
         assert_eq!(fault.refusal, Refusal::Unreachable, "{fault}");
         assert!(fault.to_string().contains("Connection refused"), "{fault}");
