@@ -6,8 +6,7 @@ mod segments;
 use twheel_common::{
     flow::{Direction, Direction::*},
     numbers::{
-        Apart, END_WINDOW, Positions, accepts_end, advance, apart, first, is_apart, is_next,
-        may_skip,
+        Apart, END_WINDOW, Positions, accepts_end, advance, apart, first, is_apart, may_skip,
     },
     packet::{
         Segment,
@@ -68,27 +67,34 @@ fn a_first_segment_tells_where_its_sender_is_and_what_it_acknowledges() {
     assert_eq!(first(&segment(FromHigh, SYN, 100, 7, 0)), [0, 101]);
 }
 
+/// The data plane asks twice whether a segment advances its sender: of registered flows, before it
+/// notes what the segment tells apart.
 #[test]
-fn data_that_comes_next_advances_its_sender_and_is_not_apart() {
-    const STEPS: [u32; 3] = [u32::MAX, 0, 1];
-    let mut found = 0;
+fn what_advances_its_sender_does_so_after_what_is_told_apart() {
+    const STEPS: [u32; 7] = [0, 1, 100, UNSEEN, FORWARD, u32::MAX, 0u32.wrapping_sub(100)];
+    let (mut found, mut moved) = (0, 0);
     for (direction, positions) in ends(HERE, THERE) {
-        let seen = conversation(direction, positions);
-        for flags in [0, ACK, ACK | FIN, ACK | RST, ACK | SYN] {
+        let alone = Seen::first(direction, ACK, ONE_WAY).unwrap();
+        for seen in [conversation(direction, positions), alone] {
             for (seq, ack) in STEPS.iter().flat_map(|seq| STEPS.map(|ack| (*seq, ack))) {
-                for data in [0, 1, 100] {
+                for data in [0, 1, 100, 200] {
                     let (seq, ack) = (HERE.wrapping_add(seq), THERE.wrapping_add(ack));
-                    let segment = segment(direction, flags, seq, ack, data);
-                    if is_next(positions, &segment) {
-                        found += 1;
-                        assert_eq!(advance(positions, seen, &segment), Some(segment.end));
-                        assert!(!is_apart(positions, &segment));
+                    let segment = segment(direction, ACK, seq, ack, data);
+                    let Some(next) = advance(positions, seen, &segment) else {
+                        continue;
+                    };
+                    found += 1;
+                    let mut after = positions;
+                    if let Some(other) = told(positions, 0, seen, &segment, true).other {
+                        after[direction.reverse() as usize] = other;
+                        moved += 1;
                     }
+                    assert_eq!(advance(after, seen, &segment), Some(next));
                 }
             }
         }
     }
-    assert_eq!(found, 4, "two sizes of data, from either side");
+    assert!(found > 100 && moved > 10, "{found}, {moved}");
 }
 
 #[test]

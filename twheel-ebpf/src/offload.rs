@@ -3,7 +3,7 @@
 use twheel_common::{
     flow::Word,
     key::Direction,
-    numbers::is_next,
+    numbers::advance,
     offload::{
         Heard, MARKS, OFFLOADED, Offload, UNSEEN, counts, counts_data, is_of_data, later, of_data,
         of_other, replace,
@@ -38,11 +38,10 @@ pub fn touch(flow: Hot, word: Word, segment: &Segment, now: u64) {
     if !counts_data(marks) {
         return flow.touch(now);
     }
-    // Where one side sends at a time, nearly every packet with data. Another one whose data counts is
-    // heard later.
+    // Nearly every packet with new data. Another one whose data counts is heard later.
     let is_heard = counts(marks, segment.direction)
         && !word.seen().is_told_by(segment.direction, config::view())
-        && is_next(flow.positions(), segment);
+        && advance(flow.positions(), word.seen(), segment).is_some();
     match is_heard {
         true => flow.touch(of_data(now)),
         false => drop(offload_replace(flow.index(), word.stamp(), now)),
