@@ -17,6 +17,7 @@ use crate::{
     maps::OFFLOADS,
     record::{self, Hot},
     rule,
+    verifier::given,
 };
 
 /// Lets it be known that a side of a flow has sent data, if that counts as life of it. The time of
@@ -34,18 +35,29 @@ pub fn hear(flow: Hot, direction: Direction, now: u64) {
 /// Notes a packet at `now` that changes no state. `word`: the flow's, whose stamp is older.
 #[inline(always)]
 pub fn touch(flow: Hot, word: Word, segment: &Segment, now: u64) {
-    let marks = marks(flow);
-    if !counts_data(marks) {
-        return flow.touch(now);
+    match counts_data(marks(flow)) {
+        false => flow.touch(now),
+        true => drop(offload_touch(flow.index(), segment, now, word.0)),
     }
+}
+
+/// Likewise, of a flow of which data counts.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn offload_touch(index: u32, segment: *const Segment, now: u64, word: u64) -> u64 {
+    let (Some(flow), Some(segment)) = (record::hot(index), given(segment)) else {
+        return 0;
+    };
+    let (word, direction) = (Word(word), segment.direction);
     // Nearly every packet with new data. Another one whose data counts is heard later.
-    let is_heard = counts(marks, segment.direction)
-        && !word.seen().is_told_by(segment.direction, config::view())
+    let is_heard = counts(flow.marks(), direction)
+        && !word.seen().is_told_by(direction, config::view())
         && advance(flow.positions(), word.seen(), segment).is_some();
     match is_heard {
         true => flow.touch(of_data(now)),
-        false => drop(offload_replace(flow.index(), word.stamp(), now)),
+        false => replace(&flow, word.stamp(), now),
     }
+    0
 }
 
 /// The same of a packet that was seen before, at another interface.
