@@ -81,6 +81,18 @@ pub fn advance(positions: Positions, seen: Seen, segment: &Segment) -> Option<u3
     (answers && follows).then_some(segment.end)
 }
 
+/// Whether a segment has the data that its sender is to send next, and acknowledges all that the
+/// other side has sent. If the numbers of both sides are known, it [advances](advance) its sender,
+/// and is not [apart](is_apart).
+#[inline(always)]
+pub fn is_next(positions: Positions, segment: &Segment) -> bool {
+    let flags = tcp::ACK | tcp::SYN | tcp::RST | tcp::FIN;
+    segment.flags & flags == tcp::ACK
+        && segment.end != segment.seq
+        && segment.seq == next_of(positions, segment.direction)
+        && segment.ack == next_of(positions, segment.direction.reverse())
+}
+
 /// Whether a segment beyond a gap may be genuine: it lies at most a window ahead, and acknowledges
 /// what the other side has sent.
 #[inline(always)]

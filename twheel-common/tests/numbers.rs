@@ -6,7 +6,8 @@ mod segments;
 use twheel_common::{
     flow::{Direction, Direction::*},
     numbers::{
-        Apart, END_WINDOW, Positions, accepts_end, advance, apart, first, is_apart, may_skip,
+        Apart, END_WINDOW, Positions, accepts_end, advance, apart, first, is_apart, is_next,
+        may_skip,
     },
     packet::{
         Segment,
@@ -65,6 +66,29 @@ fn a_first_segment_tells_where_its_sender_is_and_what_it_acknowledges() {
     // Without the ACK flag, the acknowledgment means nothing (RFC 9293, section 3.1).
     assert_eq!(first(&segment(FromLow, SYN, 100, 7, 0)), [101, 0]);
     assert_eq!(first(&segment(FromHigh, SYN, 100, 7, 0)), [0, 101]);
+}
+
+#[test]
+fn data_that_comes_next_advances_its_sender_and_is_not_apart() {
+    const STEPS: [u32; 3] = [u32::MAX, 0, 1];
+    let mut found = 0;
+    for (direction, positions) in ends(HERE, THERE) {
+        let seen = conversation(direction, positions);
+        for flags in [0, ACK, ACK | FIN, ACK | RST, ACK | SYN] {
+            for (seq, ack) in STEPS.iter().flat_map(|seq| STEPS.map(|ack| (*seq, ack))) {
+                for data in [0, 1, 100] {
+                    let (seq, ack) = (HERE.wrapping_add(seq), THERE.wrapping_add(ack));
+                    let segment = segment(direction, flags, seq, ack, data);
+                    if is_next(positions, &segment) {
+                        found += 1;
+                        assert_eq!(advance(positions, seen, &segment), Some(segment.end));
+                        assert!(!is_apart(positions, &segment));
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(found, 4, "two sizes of data, from either side");
 }
 
 /// The data plane asks twice whether a segment advances its sender: of registered flows, before it

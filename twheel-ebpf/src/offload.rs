@@ -3,7 +3,7 @@
 use twheel_common::{
     flow::Word,
     key::Direction,
-    numbers::advance,
+    numbers::{advance, is_next},
     offload::{
         Heard, MARKS, OFFLOADED, Offload, UNSEEN, counts, counts_data, is_of_data, later, of_data,
         of_other, replace,
@@ -35,13 +35,21 @@ pub fn hear(flow: Hot, direction: Direction, now: u64) {
 /// Notes a packet at `now` that changes no state. `word`: the flow's, whose stamp is older.
 #[inline(always)]
 pub fn touch(flow: Hot, word: Word, segment: &Segment, now: u64) {
-    match counts_data(marks(flow)) {
-        false => flow.touch(now),
-        true => drop(offload_touch(flow.index(), segment, now, word.0)),
+    let marks = marks(flow);
+    if !counts_data(marks) {
+        return flow.touch(now);
+    }
+    // Nearly every packet with data. The code of every packet is kept short, hence no more is asked.
+    let is_heard = counts(marks, segment.direction)
+        && !word.seen().is_told_by(segment.direction, config::view())
+        && is_next(flow.positions(), segment);
+    match is_heard {
+        true => flow.touch(of_data(now)),
+        false => drop(offload_touch(flow.index(), segment, now, word.0)),
     }
 }
 
-/// Likewise, of a flow of which data counts.
+/// Likewise, of a flow of which data counts, if the packet has not just the data that is next.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn offload_touch(index: u32, segment: *const Segment, now: u64, word: u64) -> u64 {
@@ -49,7 +57,7 @@ extern "C" fn offload_touch(index: u32, segment: *const Segment, now: u64, word:
         return 0;
     };
     let (word, direction) = (Word(word), segment.direction);
-    // Nearly every packet with new data. Another one whose data counts is heard later.
+    // Otherwise data that counts is heard later.
     let is_heard = counts(flow.marks(), direction)
         && !word.seen().is_told_by(direction, config::view())
         && advance(flow.positions(), word.seen(), segment).is_some();
