@@ -108,7 +108,7 @@ fn what_advances_its_sender_does_so_after_what_is_told_apart() {
                         continue;
                     };
                     found += 1;
-                    // What was noted of the other side's: nothing, or just this.
+                    // What had been noted for the other side: nothing, or the number acknowledged here.
                     for noted in [0, ack] {
                         let mut after = positions;
                         if let Some(other) = told(positions, noted, seen, &segment, true).other {
