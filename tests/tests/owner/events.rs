@@ -1,6 +1,10 @@
 //! The owners in the events of a run.
 
-use std::{net::SocketAddr, net::TcpStream, time::Duration, time::Instant};
+use std::{
+    io::Write,
+    net::{SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -36,7 +40,7 @@ fn events_tell_whose_a_socket_was_also_when_it_is_closed() -> Result<()> {
     let history = Directory::new("owner-events")?;
     let cgroup = Cgroup::new("events")?;
     let at = SocketAddr::new(Family::V4.server(), PORT);
-    let service = Service::start(&pair.server, &cgroup, &format!("tcp {at}"), false)?;
+    let service = Service::start(&pair.server, &cgroup, &format!("late {at}"))?;
     let pid = service.pid();
     let run = |more: &[&str]| {
         let mut args = vec!["--iface", SERVER, "--json", "--events", "update,end"];
@@ -52,14 +56,24 @@ fn events_tell_whose_a_socket_was_also_when_it_is_closed() -> Result<()> {
             .enter(|| TcpStream::connect(service.address).context("cannot connect"))
     };
     let stream = connect()?;
+    // A connection has a process once the service has accepted it.
     let mut told = events(&twheel, "update")?;
+    while told
+        .last()
+        .is_some_and(|(_, event)| event["owner_pid"].is_null())
+    {
+        ensure!(told.len() < 10, "no process: {told:?}");
+        (&stream).write_all(b"an update has something new to tell")?;
+        told.append(&mut events(&twheel, "update")?);
+    }
+    let accepted = told.len() - 1;
     // The process is gone by the time at which the flow ends.
     drop(service);
     drop(stream);
     told.append(&mut events(&twheel, "end")?);
     let owned =
         |event: &Value| assert_owner(event, pid, COMMAND, &user(NOBODY).unwrap(), &cgroup.path);
-    told.iter().for_each(|(_, event)| owned(event));
+    told[accepted..].iter().for_each(|(_, event)| owned(event));
 
     // A flow that has no local socket has no owner.
     pair.server.begin_flows(SERVER, 1)?;

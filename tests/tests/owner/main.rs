@@ -90,9 +90,9 @@ struct Service {
 }
 
 impl Service {
-    /// Starts one in a namespace and a cgroup. `what`: `tcp` or `udp`, and the address; `share`: a
-    /// child has the socket, too.
-    fn start(namespace: &Namespace, cgroup: &Cgroup, what: &str, share: bool) -> Result<Self> {
+    /// Starts one in a namespace and a cgroup. `what`: `tcp`, `udp`, `shared` (TCP; a child has the
+    /// accepted socket, too) or `late` (TCP; accepts a second after its start); and the address.
+    fn start(namespace: &Namespace, cgroup: &Cgroup, what: &str) -> Result<Self> {
         let mut command = namespace.command(std::env::current_exe()?)?;
         let file = cgroup.file()?;
         // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
@@ -101,7 +101,7 @@ impl Service {
         }
         command
             .args(["--exact", "service", "--ignored", "--nocapture"])
-            .env(SERVICE, format!("{what} {share}"))
+            .env(SERVICE, what)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         let mut child = command.spawn().context("cannot start a service")?;
@@ -142,15 +142,15 @@ fn service() -> Result<()> {
     fs::write("/proc/self/comm", COMMAND)?;
     setuid(Uid::from_raw(NOBODY))?;
     let (tcp, udp) = match words[0] {
-        "tcp" => (Some(TcpListener::bind(words[1])?), None),
-        _ => (None, Some(UdpSocket::bind(words[1])?)),
+        "udp" => (None, Some(UdpSocket::bind(words[1])?)),
+        _ => (Some(TcpListener::bind(words[1])?), None),
     };
     let address = match (&tcp, &udp) {
         (Some(tcp), _) => tcp.local_addr()?,
         (None, Some(udp)) => udp.local_addr()?,
         _ => unreachable!(),
     };
-    if words[2] == "true" {
+    if words[0] == "shared" {
         // The child gets the accepted socket.
         println!("ready {address}");
         let accepted = tcp.context("only TCP is shared")?.accept()?.0;
@@ -163,8 +163,10 @@ fn service() -> Result<()> {
         return Ok(());
     }
     println!("ready {address}");
+    let wait = Duration::from_secs(u64::from(words[0] == "late"));
     if let Some(tcp) = tcp {
         thread::spawn(move || {
+            thread::sleep(wait);
             let accepted: Vec<_> = tcp.incoming().collect();
             drop(accepted);
         });
@@ -174,8 +176,11 @@ fn service() -> Result<()> {
     Ok(())
 }
 
-/// The listed flows, by the port of their initiator.
-fn flows(namespace: &Namespace, options: &[&str]) -> Result<BTreeMap<u16, Value>> {
+/// A flow's protocol and the endpoint of its initiator: no two flows of a test share both.
+type Name = (&'static str, SocketAddr);
+
+/// The listed flows, by their names.
+fn flows(namespace: &Namespace, options: &[&str]) -> Result<BTreeMap<Name, Value>> {
     let args = [&["flows", "--json"], options].concat();
     let ended = namespace.twheel_once(&args)?;
     ensure!(ended.code() == Some(0), "{ended:?}");
@@ -183,8 +188,12 @@ fn flows(namespace: &Namespace, options: &[&str]) -> Result<BTreeMap<u16, Value>
     let mut flows = BTreeMap::new();
     for line in &ended.lines {
         let flow: Value = serde_json::from_str(&line.text)?;
+        let proto = if flow["proto"] == "tcp" { "tcp" } else { "udp" };
         let port = flow["sport"].as_u64().context("no sport")?;
-        flows.insert(u16::try_from(port)?, flow);
+        let address = flow["src"].as_str().context("no src")?.parse()?;
+        let name = (proto, SocketAddr::new(address, u16::try_from(port)?));
+        let double = flows.insert(name, flow);
+        ensure!(double.is_none(), "listed twice: {double:?}");
     }
     Ok(flows)
 }
@@ -234,9 +243,10 @@ fn flows_tell_the_process_user_and_cgroup_of_their_sockets() -> Result<()> {
     for family in [Family::V4, Family::V6] {
         let cgroup = Cgroup::new("tcp")?;
         let at = SocketAddr::new(family.server(), PORT);
-        let tcp = Service::start(&pair.server, &cgroup, &format!("tcp {at}"), false)?;
+        let tcp = Service::start(&pair.server, &cgroup, &format!("tcp {at}"))?;
         let stream = pair.client.enter(|| Ok(TcpStream::connect(tcp.address)?))?;
-        expected.push((stream.local_addr()?.port(), tcp.pid(), cgroup.path.clone()));
+        let name = ("tcp", stream.local_addr()?);
+        expected.push((name, tcp.pid(), cgroup.path.clone()));
         streams.push(stream);
         services.push((tcp, cgroup));
     }
@@ -249,12 +259,12 @@ fn flows_tell_the_process_user_and_cgroup_of_their_sockets() -> Result<()> {
         ("[::]:8081".parse()?, &[Family::V4, Family::V6]),
     ] {
         let cgroup = Cgroup::new("udp")?;
-        let udp = Service::start(&pair.server, &cgroup, &format!("udp {bind}"), false)?;
+        let udp = Service::start(&pair.server, &cgroup, &format!("udp {bind}"))?;
         for family in to {
             let to = SocketAddr::new(family.server(), bind.port());
             let socket = datagram(&pair.client, family.client(), to)?;
-            let port = socket.local_addr()?.port();
-            expected.push((port, udp.pid(), cgroup.path.clone()));
+            let name = ("udp", socket.local_addr()?);
+            expected.push((name, udp.pid(), cgroup.path.clone()));
             sockets.push(socket);
         }
         services.push((udp, cgroup));
@@ -269,16 +279,16 @@ fn flows_tell_the_process_user_and_cgroup_of_their_sockets() -> Result<()> {
     let refused = SocketAddr::new(Family::V4.server(), 9);
     let nowhere = datagram(&pair.client, Family::V4.client(), refused)?;
 
-    let check = |flows: &BTreeMap<u16, Value>| -> Result<()> {
-        for (port, pid, cgroup) in &expected {
-            assert_owner(&flows[port], *pid, COMMAND, &nobody, cgroup);
+    let check = |flows: &BTreeMap<Name, Value>| -> Result<()> {
+        for (name, pid, cgroup) in &expected {
+            assert_owner(&flows[name], *pid, COMMAND, &nobody, cgroup);
         }
         let command = fs::read_to_string("/proc/self/comm")?;
-        let mine = &flows[&own.local_addr()?.port()];
+        let mine = &flows[&("tcp", own.local_addr()?)];
         let pid = std::process::id();
         assert_owner(mine, pid, command.trim_end(), &user(0)?, &own_cgroup()?);
-        assert_nobodys(&flows[&silent.port()]);
-        assert_nobodys(&flows[&nowhere.local_addr()?.port()]);
+        assert_nobodys(&flows[&("tcp", silent)]);
+        assert_nobodys(&flows[&("udp", nowhere.local_addr()?)]);
         Ok(())
     };
     let mut listed = flows(&pair.server, &["--owner"])?;
@@ -288,9 +298,9 @@ fn flows_tell_the_process_user_and_cgroup_of_their_sockets() -> Result<()> {
 
     // As text.
     let ended = pair.server.twheel_once(&["flows", "--owner"])?;
-    let (port, pid, cgroup) = &expected[0];
+    let ((_, endpoint), pid, cgroup) = &expected[0];
     let wanted = format!("  pid {pid} ({COMMAND})  user {nobody}  cgroup {cgroup}");
-    let endpoint = format!("{} ", SocketAddr::new(Family::V4.client(), *port));
+    let endpoint = format!("{endpoint} ");
     let line = ended
         .lines
         .iter()
@@ -322,8 +332,7 @@ fn flows_tell_the_process_user_and_cgroup_of_their_sockets() -> Result<()> {
     // The sockets are gone, and so are the owners.
     drop(services);
     listed = flows(&pair.server, &["--owner"])?;
-    let port = sockets[0].local_addr()?.port();
-    assert_nobodys(&listed[&port]);
+    assert_nobodys(&listed[&("udp", sockets[0].local_addr()?)]);
     twheel.stop()?;
     drop(streams);
     Ok(())
@@ -336,11 +345,11 @@ fn a_shared_socket_is_that_of_the_lowest_process() -> Result<()> {
     let twheel = Twheel::start(&pair.server, &["--iface", SERVER])?;
     let cgroup = Cgroup::new("shared")?;
     let at = SocketAddr::new(Family::V4.server(), PORT);
-    let service = Service::start(&pair.server, &cgroup, &format!("tcp {at}"), true)?;
+    let service = Service::start(&pair.server, &cgroup, &format!("shared {at}"))?;
     let stream = pair
         .client
         .enter(|| Ok(TcpStream::connect(service.address)?))?;
-    let port = stream.local_addr()?.port();
+    let name = ("tcp", stream.local_addr()?);
     // The child has begun once the cgroup has two processes.
     let procs = || -> Result<Vec<u32>> {
         let text = fs::read_to_string(cgroup.directory.join("cgroup.procs"))?;
@@ -354,15 +363,15 @@ fn a_shared_socket_is_that_of_the_lowest_process() -> Result<()> {
     let mut pids = procs()?;
     pids.sort_unstable();
     let found = flows(&pair.server, &["--owner"])?;
-    assert_eq!(found[&port]["owner_pid"], pids[0]);
+    assert_eq!(found[&name]["owner_pid"], pids[0]);
     // Without the first, it is that of the other one.
     drop(service);
     let left = procs()?;
     assert_eq!(left.len(), 1, "{left:?}");
     let found = flows(&pair.server, &["--owner"])?;
-    assert_eq!(found[&port]["owner_pid"], left[0]);
-    assert_eq!(found[&port]["owner_command"], "sleep");
-    assert_eq!(found[&port]["owner_cgroup"], *cgroup.path);
+    assert_eq!(found[&name]["owner_pid"], left[0]);
+    assert_eq!(found[&name]["owner_command"], "sleep");
+    assert_eq!(found[&name]["owner_cgroup"], *cgroup.path);
     kill(Pid::from_raw(i32::try_from(left[0])?), Signal::SIGKILL)?;
     twheel.stop()?;
     Ok(())
@@ -392,18 +401,18 @@ fn sockets_in_other_network_namespaces_are_found() -> Result<()> {
     }
     let cgroup = Cgroup::new("pod")?;
     let at = SocketAddr::new(address(1, 2).into(), PORT);
-    let service = Service::start(&pods[1], &cgroup, &format!("tcp {at}"), false)?;
+    let service = Service::start(&pods[1], &cgroup, &format!("tcp {at}"))?;
     let stream = |pods: &[Namespace]| pods[0].enter(|| Ok(TcpStream::connect(at)?));
     let nobody = user(NOBODY)?;
 
     // Counted on the host, between the two.
     let twheel = Twheel::start(&host, &["--iface", "leg1"])?;
     let forwarded = stream(&pods)?;
-    let port = forwarded.local_addr()?.port();
-    assert_nobodys(&flows(&host, &["--owner"])?[&port]);
+    let name = ("tcp", forwarded.local_addr()?);
+    assert_nobodys(&flows(&host, &["--owner"])?[&name]);
     let options = ["--owner", "--owner-netns", pods[1].name()];
     let found = flows(&host, &options)?;
-    assert_owner(&found[&port], service.pid(), COMMAND, &nobody, &cgroup.path);
+    assert_owner(&found[&name], service.pid(), COMMAND, &nobody, &cgroup.path);
     let ended = host.twheel_once(&["flows", "--owner", "--owner-netns", "no-such"])?;
     assert_eq!(ended.code(), Some(2));
     assert!(
@@ -417,9 +426,9 @@ fn sockets_in_other_network_namespaces_are_found() -> Result<()> {
     let twheel = Twheel::start(&host, &["--iface", "eth0", "--netns", pods[1].name()])?;
     twheel.await_stderr("eth0: attached")?;
     let there = stream(&pods)?;
-    let port = there.local_addr()?.port();
+    let name = ("tcp", there.local_addr()?);
     let found = flows(&host, &["--owner"])?;
-    assert_owner(&found[&port], service.pid(), COMMAND, &nobody, &cgroup.path);
+    assert_owner(&found[&name], service.pid(), COMMAND, &nobody, &cgroup.path);
     twheel.stop()?;
     Ok(())
 }
@@ -432,7 +441,7 @@ fn what_cannot_be_found_out_is_said() -> Result<()> {
     let twheel = Twheel::start(&pair.server, &["--iface", SERVER])?;
     let cgroup = Cgroup::new("hidden")?;
     let at = SocketAddr::new(Family::V4.server(), PORT);
-    let service = Service::start(&pair.server, &cgroup, &format!("tcp {at}"), false)?;
+    let service = Service::start(&pair.server, &cgroup, &format!("tcp {at}"))?;
     let stream = pair
         .client
         .enter(|| Ok(TcpStream::connect(service.address)?))?;
@@ -508,12 +517,7 @@ fn a_policy_reaps_one_service_and_not_the_other() -> Result<()> {
     for (number, cgroup) in [&parent, &below, &longer, &other].into_iter().enumerate() {
         let family = Family::alternate(number);
         let at = SocketAddr::new(family.server(), PORT + number as u16);
-        services.push(Service::start(
-            &pair.server,
-            cgroup,
-            &format!("tcp {at}"),
-            false,
-        )?);
+        services.push(Service::start(&pair.server, cgroup, &format!("tcp {at}"))?);
     }
     let connect = || -> Result<Vec<TcpStream>> {
         let connect = |it: &Service| pair.client.enter(|| Ok(TcpStream::connect(it.address)?));

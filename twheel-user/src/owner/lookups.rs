@@ -2,12 +2,14 @@
 //! event waits for it.
 
 use std::{
+    collections::VecDeque,
     num::NonZeroUsize,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        mpsc::{Receiver, SyncSender, sync_channel},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
     },
     thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
@@ -25,12 +27,16 @@ use crate::{
 const QUEUE: usize = 4096;
 /// Most flows whose owners are remembered.
 const FLOWS: NonZeroUsize = NonZeroUsize::new(1 << 16).unwrap();
+/// How long after a flow has begun its process is looked up again, if there was none: a connection
+/// has none before the service accepts it.
+const AGAIN: Duration = Duration::from_millis(100);
 
+type Asked = (Flow, KnownAs);
 type Found = Arc<Mutex<LruCache<Birth, Arc<Owner>>>>;
 
 /// Looks up the owners of flows that begin.
 pub struct Lookups {
-    asked: SyncSender<(Flow, KnownAs)>,
+    asked: SyncSender<Asked>,
     found: Found,
     is_behind: bool,
 }
@@ -65,11 +71,11 @@ impl Lookups {
     pub fn look_up(&mut self, batch: &mut Batch, names: &Names, measure: Measure) -> Result<()> {
         let mut owners = Vec::new();
         for read in &batch.events {
-            let (event, is_new) = match &read.record {
-                Record::Begun(event) => (event, true),
+            let (event, is_new, is_update) = match &read.record {
+                Record::Begun(event) => (event, true, false),
                 // A flow that was there before the run is asked for at its first update.
-                Record::Updated(event) => (event, event.since == event.age),
-                Record::Ended(event) => (event, false),
+                Record::Updated(event) => (event, event.since == event.age, true),
+                Record::Ended(event) => (event, false, false),
                 Record::Rto(_) => continue,
             };
             let updated = Updated::new(event, measure.clock, measure.one_way);
@@ -77,11 +83,11 @@ impl Lookups {
                 continue;
             };
             let known = found(&self.found).get(&flow.birth).cloned();
-            match known {
-                Some(owner) => owners.push((event.number, owner)),
-                None if is_new => self.ask(flow, names.known_as(&flow)?),
-                None => {}
+            let has_no_process = known.as_ref().map(|owner| owner.pid.is_none());
+            if has_no_process.map_or(is_new, |it| it && is_update) {
+                self.ask(flow, names.known_as(&flow)?);
             }
+            owners.extend(known.map(|owner| (event.number, owner)));
         }
         batch.owners.extend(owners);
         Ok(())
@@ -103,13 +109,33 @@ fn found(found: &Found) -> MutexGuard<'_, LruCache<Birth, Arc<Owner>>> {
     found.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Looks up one flow after the other.
-fn answer(queue: &Receiver<(Flow, KnownAs)>, into: &Found) {
+/// Looks up one flow after the other, and those that have a socket but no process once more.
+fn answer(queue: &Receiver<Asked>, into: &Found) {
     let mut owners = Owners::new(Vec::new());
     let mut said = Vec::new();
-    while let Ok((flow, known_as)) = queue.recv() {
+    let mut again: VecDeque<(Instant, Asked)> = VecDeque::new();
+    loop {
+        let wait = again
+            .front()
+            .map(|(due, _)| due.duration_since(Instant::now()));
+        let asked = match wait {
+            None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(wait) => queue.recv_timeout(wait),
+        };
+        let ((flow, known_as), is_first) = match asked {
+            Ok(asked) => (asked, true),
+            Err(RecvTimeoutError::Timeout) => match again.pop_front() {
+                Some((_, asked)) => (asked, false),
+                None => continue,
+            },
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
         if let Some(owner) = owners.find(&flow, known_as.named()) {
+            let has_process = owner.pid.is_some();
             found(into).put(flow.birth, Arc::new(owner));
+            if is_first && !has_process && again.len() < QUEUE {
+                again.push_back((Instant::now() + AGAIN, (flow, known_as)));
+            }
         }
         for notice in owners.notices() {
             if !said.contains(&notice) {
