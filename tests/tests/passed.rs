@@ -1,30 +1,78 @@
-//! Reads many sockets at once, and compares the result with that of system calls for each.
+//! Reads sockets that were passed, in the packet that waits, and compares the result with that of system
+//! calls for each.
 #![allow(missing_docs)]
 
 use std::{
     fs::{File, OpenOptions},
+    io::IoSliceMut,
     net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::{
         fd::{AsFd, AsRawFd, OwnedFd},
         unix::{fs::OpenOptionsExt, net::UnixStream},
     },
-    sync::{
-        Barrier,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Instant,
 };
 
 use anyhow::{Context, Result, ensure};
 use nix::{
-    libc,
+    cmsg_space, libc,
     sys::socket::{
-        AddressFamily, SockFlag, SockProtocol, SockType, SockaddrIn, bind, connect, socket,
+        AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockProtocol,
+        SockType, SockaddrIn, bind, connect, recvmsg, sendmsg, socket, socketpair,
     },
+    unistd::close,
 };
 use twheel::offload::{passed::SocketReader, rights};
+use twheel_client::{cookie_of, protocol::SOCKETS};
 use twheel_tests::netns::{Namespace, PATIENCE, require_root};
+
+/// A Unix socket, and its other end, as a program and twheel have them.
+struct Connection {
+    program: OwnedFd,
+    own: OwnedFd,
+}
+
+impl Connection {
+    fn new() -> Result<Self> {
+        let (kind, flags) = (SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
+        let (program, own) = socketpair(AddressFamily::Unix, kind, None, flags)?;
+        Ok(Self { program, own })
+    }
+
+    /// Passes descriptors, in a packet of one byte.
+    fn pass(&self, sockets: &[OwnedFd]) -> Result<()> {
+        let descriptors: Vec<_> = sockets.iter().map(AsRawFd::as_raw_fd).collect();
+        let rights = [ControlMessage::ScmRights(&descriptors)];
+        let parts = [std::io::IoSlice::new(b"!")];
+        let rights = if sockets.is_empty() { &[][..] } else { &rights };
+        sendmsg::<()>(
+            self.program.as_raw_fd(),
+            &parts,
+            rights,
+            MsgFlags::empty(),
+            None,
+        )?;
+        Ok(())
+    }
+
+    /// Receives a packet. How many descriptors it has; they are closed.
+    fn receive(&self) -> Result<usize> {
+        let (mut byte, mut rights) = ([0], cmsg_space!([i32; SOCKETS]));
+        let mut parts = [IoSliceMut::new(&mut byte)];
+        let (own, flags) = (self.own.as_raw_fd(), MsgFlags::MSG_DONTWAIT);
+        let message = recvmsg::<()>(own, &mut parts, Some(&mut rights), flags)?;
+        let mut count = 0;
+        for part in message.cmsgs()? {
+            if let ControlMessageOwned::ScmRights(descriptors) = part {
+                count += descriptors.len();
+                descriptors.into_iter().try_for_each(close)?;
+            }
+        }
+        Ok(count)
+    }
+}
 
 /// Connections to a listener, both ends of each.
 fn connections(to: SocketAddr, count: usize) -> Result<Vec<OwnedFd>> {
@@ -84,53 +132,66 @@ fn many_sockets_are_read_as_by_system_calls() -> Result<()> {
         all.extend(connections("[::1]:0".parse()?, 100)?);
         all.extend(connections("[::]:0".parse()?, 50)?);
         all.extend(foreign);
-        // Not in the order of their descriptors.
-        all.reverse();
+        all.iter().for_each(|it| drop(cookie_of(it.as_fd())));
         let namespace = rights::namespace()?;
-        let reader = SocketReader::open(namespace)?;
-        let read = reader.read(&all)?;
-        ensure!(read.is_sorted_by_key(|(descriptor, _)| *descriptor));
-        ensure!(read.len() == 2 * (150 + 100 + 50), "{}", read.len());
-        for socket in &all {
-            let found = read.iter().find(|(it, _)| *it == socket.as_raw_fd());
-            let of_each = rights::passed(socket.as_fd(), namespace, |_| false);
-            let found = found.map(|(_, passed)| *passed);
-            ensure!(found == of_each.ok(), "{found:?} {of_each:?}");
+        let (reader, connection) = (SocketReader::open()?, Connection::new()?);
+        let mut found = 0;
+        // The last packet has as many as one can have.
+        for some in all.rchunks(SOCKETS) {
+            connection.pass(some)?;
+            let read = reader.read(connection.own.as_fd()).context("not read")?;
+            ensure!(read.len() == some.len(), "{} of {}", read.len(), some.len());
+            for (socket, read) in some.iter().zip(&read) {
+                let of_each = rights::passed(socket.as_fd(), namespace, |_| false);
+                ensure!(*read == of_each.ok(), "{read:?} {of_each:?}");
+                found += usize::from(read.is_some());
+            }
+            ensure!(
+                connection.receive()? == some.len(),
+                "all stay in the packet"
+            );
         }
-        // Only those that it is asked for.
-        let some: Vec<_> = all.split_off(all.len() - 3);
-        let read = reader.read(&some)?;
-        let mut wanted: Vec<_> = some.iter().map(AsRawFd::as_raw_fd).collect();
-        wanted.sort_unstable();
-        ensure!(read.iter().map(|(it, _)| *it).eq(wanted), "{read:?}");
-        ensure!(reader.read(&[])?.is_empty());
+        ensure!(found == 2 * (150 + 100 + 50), "{found}");
         Ok(())
     })
 }
 
 #[test]
-fn each_thread_reads_the_sockets_that_it_asks_for() -> Result<()> {
+fn the_first_packet_is_read_and_no_other() -> Result<()> {
     require_root();
-    let host = Namespace::new("threads")?;
+    let host = Namespace::new("first")?;
     host.enter(|| {
-        let mut all = connections("127.0.0.1:0".parse()?, 40)?;
-        let reader = SocketReader::open(rights::namespace()?)?;
-        let halves = [all.split_off(40), all];
-        let start = Barrier::new(halves.len());
-        thread::scope(|scope| {
-            let reads = halves.each_ref().map(|half| {
-                scope.spawn(|| -> Result<()> {
-                    start.wait();
-                    for _ in 0..2_000 {
-                        let read = reader.read(half)?.len();
-                        ensure!(read == half.len(), "{read} of {}", half.len());
-                    }
-                    Ok(())
-                })
-            });
-            let mut all = reads.into_iter();
-            all.try_for_each(|it| it.join().expect("it does not panic"))
-        })
+        let mut sockets = connections("127.0.0.1:0".parse()?, 3)?;
+        let cookies = sockets.iter().map(|it| cookie_of(it.as_fd()));
+        let cookies: Vec<_> = cookies.collect::<Result<_, _>>()?;
+        let (reader, connection) = (SocketReader::open()?, Connection::new()?);
+        let read = || -> Result<Vec<_>> {
+            let read = reader.read(connection.own.as_fd()).context("not read")?;
+            Ok(read.iter().map(|it| it.map(|it| it.cookie)).collect())
+        };
+        ensure!(read()?.is_empty(), "nothing waits");
+        connection.pass(&sockets[..1])?;
+        connection.pass(&[])?;
+        connection.pass(&sockets[1..])?;
+        for part in [&cookies[..1], &[], &cookies[1..]] {
+            ensure!(read()?.into_iter().eq(part.iter().map(|it| Some(*it))));
+            ensure!(read()?.len() == part.len(), "it stays");
+            ensure!(connection.receive()? == part.len());
+        }
+        // One that its owner has closed since is there nevertheless.
+        connection.pass(&sockets.split_off(5))?;
+        ensure!(read()? == [Some(cookies[5])]);
+        ensure!(connection.receive()? == 1);
+        // Without a cookie that anybody knows, descriptors are needed.
+        let unknown = connections("127.0.0.1:0".parse()?, 1)?;
+        connection.pass(&unknown)?;
+        ensure!(read()? == [None, None]);
+        cookie_of(unknown[0].as_fd())?;
+        ensure!(read()?.iter().filter(|it| it.is_some()).count() == 1);
+        // What is no socket has no packets.
+        let none = reader.read(File::open("/dev/null")?.as_fd());
+        ensure!(none.is_none(), "{none:?}");
+        Ok(())
     })
 }
 
@@ -151,9 +212,11 @@ fn a_socket_that_is_connected_anew_is_read_as_one_connection() -> Result<()> {
             SockFlag::SOCK_CLOEXEC,
             SockProtocol::Tcp,
         )?;
-        let reader = SocketReader::open(rights::namespace()?)?;
+        cookie_of(stream.as_fd())?;
+        let (reader, connection) = (SocketReader::open()?, Connection::new()?);
         let stops = AtomicBool::new(false);
         let sockets = [stream];
+        connection.pass(&sockets)?;
         thread::scope(|scope| {
             let changes = scope.spawn(|| -> Result<()> {
                 while !stops.load(Ordering::SeqCst) {
@@ -173,7 +236,8 @@ fn a_socket_that_is_connected_anew_is_read_as_one_connection() -> Result<()> {
                 let end = Instant::now() + PATIENCE;
                 while seen.iter().any(|it| *it < 100) {
                     ensure!(Instant::now() < end, "seen: {seen:?}");
-                    for (_, passed) in reader.read(&sockets)? {
+                    let read = reader.read(connection.own.as_fd()).context("not read")?;
+                    for passed in read.into_iter().flatten() {
                         let at = remotes.iter().position(|it| *it == passed.remote);
                         seen[at.with_context(|| format!("{passed:?}"))?] += 1;
                     }

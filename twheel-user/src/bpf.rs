@@ -2,7 +2,6 @@
 
 use std::{
     ffi::CString,
-    fs::File,
     io, mem,
     os::{
         fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
@@ -12,9 +11,8 @@ use std::{
 };
 
 use aya_obj::generated::{
-    BPF_F_MMAPABLE, bpf_attach_type, bpf_attr,
-    bpf_attr__bindgen_ty_14__bindgen_ty_3__bindgen_ty_1 as bpf_attr_iter, bpf_cmd, bpf_link_info,
-    bpf_link_type, bpf_map_type, bpf_prog_info, bpf_prog_type,
+    BPF_F_MMAPABLE, bpf_attr, bpf_cmd, bpf_link_info, bpf_link_type, bpf_map_type, bpf_prog_info,
+    bpf_prog_type,
 };
 
 /// The BPF file system.
@@ -156,13 +154,18 @@ pub fn make_program_array(name: &str) -> io::Result<OwnedFd> {
     make_array(name, bpf_map_type::BPF_MAP_TYPE_PROG_ARRAY, 4, 0)
 }
 
-/// Makes an array of one word, which can be mapped.
+/// Makes an array with one entry of so many bytes, which can be mapped.
 ///
 /// # Errors
 ///
 /// The kernel refuses the map.
-pub fn make_word(name: &str) -> io::Result<OwnedFd> {
-    make_array(name, bpf_map_type::BPF_MAP_TYPE_ARRAY, 8, BPF_F_MMAPABLE)
+pub fn make_memory(name: &str, bytes: u32) -> io::Result<OwnedFd> {
+    make_array(
+        name,
+        bpf_map_type::BPF_MAP_TYPE_ARRAY,
+        bytes,
+        BPF_F_MMAPABLE,
+    )
 }
 
 /// Makes a map with one entry, of so many bytes.
@@ -205,9 +208,6 @@ pub struct Code<'a> {
     pub kind: bpf_prog_type,
     /// `expected_attach_type`.
     pub attach: u32,
-    /// The id of the kernel's function that it is attached to, in the kernel's [`Btf`](crate::btf);
-    /// or 0.
-    pub function: u32,
     /// `prog_flags`.
     pub flags: u32,
     /// Its [`instruction`]s.
@@ -239,7 +239,6 @@ pub fn load(name: &str, code: &Code<'_>) -> io::Result<OwnedFd> {
     attr.__bindgen_anon_3.prog_flags = code.flags;
     attr.__bindgen_anon_3.prog_name = short(name);
     attr.__bindgen_anon_3.expected_attach_type = code.attach;
-    attr.__bindgen_anon_3.attach_btf_id = code.function;
     // SAFETY: the attribute is filled for this command; it points to as many instructions as it
     // says and to a string that ends in a zero byte, and both outlive the call.
     let fd = unsafe { call(bpf_cmd::BPF_PROG_LOAD, &mut attr) }?;
@@ -247,54 +246,20 @@ pub fn load(name: &str, code: &Code<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Has a program run for the files that a thread holds open, each time that they are
-/// [iterated over](iterate). The program was loaded for `bpf_iter_task_file`. Before Linux 6.1 it runs
-/// for those of all threads of the machine.
+/// Runs a program that was loaded for raw tracepoints, once, in this thread. Returns what it returns.
 ///
 /// # Errors
 ///
 /// The kernel refuses that.
-pub fn iterator_of(program: BorrowedFd<'_>, thread: u32) -> io::Result<OwnedFd> {
-    /// `union bpf_iter_link_info` of `include/uapi/linux/bpf.h`, for tasks.
-    #[repr(C)]
-    struct Tasks {
-        thread: u32,
-        process: u32,
-        descriptor: u32,
-        rest: u32,
-    }
-    let tasks = Tasks {
-        thread,
-        process: 0,
-        descriptor: 0,
-        rest: 0,
-    };
+pub fn run(program: BorrowedFd<'_>, arguments: &[u64]) -> io::Result<u32> {
     // SAFETY: all-zero bytes are a valid `bpf_attr`; only fields of this command are set.
     let mut attr: bpf_attr = unsafe { mem::zeroed() };
-    attr.link_create.__bindgen_anon_1.prog_fd = program.as_raw_fd().unsigned_abs();
-    attr.link_create.attach_type = bpf_attach_type::BPF_TRACE_ITER as u32;
-    attr.link_create.__bindgen_anon_3.__bindgen_anon_1 = bpf_attr_iter {
-        iter_info: (&raw const tasks).addr() as u64,
-        iter_info_len: size_of_val(&tasks) as u32,
-    };
+    attr.test.prog_fd = program.as_raw_fd().unsigned_abs();
+    attr.test.ctx_in = arguments.as_ptr().addr() as u64;
+    attr.test.ctx_size_in = size_of_val(arguments) as u32;
     // SAFETY: the attribute is filled for this command; it points to as many bytes as it says,
     // which outlive the call.
-    let fd = unsafe { call(bpf_cmd::BPF_LINK_CREATE, &mut attr) }?;
-    // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// Begins to iterate. What is read from the file is what the program writes.
-///
-/// # Errors
-///
-/// It is no BPF link of an iterator, or the kernel has no memory.
-pub fn iterate(link: BorrowedFd<'_>) -> io::Result<File> {
-    // SAFETY: all-zero bytes are a valid `bpf_attr`; only fields of this command are set.
-    let mut attr: bpf_attr = unsafe { mem::zeroed() };
-    attr.iter_create.link_fd = link.as_raw_fd().unsigned_abs();
-    // SAFETY: the attribute is filled for this command, and has no pointers.
-    let fd = unsafe { call(bpf_cmd::BPF_ITER_CREATE, &mut attr) }?;
-    // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
-    Ok(unsafe { File::from_raw_fd(fd) })
+    unsafe { call(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr) }?;
+    // SAFETY: the kernel has filled it in, and any bits are a valid number.
+    Ok(unsafe { attr.test.retval })
 }

@@ -127,7 +127,6 @@ impl Stubs {
             let code = Code {
                 kind,
                 attach,
-                function: 0,
                 flags,
                 instructions: &code(place, map.as_raw_fd(), elsewhere(namespace), verdict),
             };

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::socket::{UnixAddr, connect, setsockopt, sockopt::Linger};
 use twheel_client::{
-    Action, Outcome,
+    Action, Outcome, cookie_of,
     protocol::{self, Kind, Op},
 };
 use twheel_tests::pair::Connection;
@@ -45,13 +45,17 @@ fn a_descriptor_that_is_slow_to_close_holds_up_nobody_else() -> Result<()> {
     rights::open_to_all(&lab)?;
     let packet = protocol::write(Kind::Requests, 9, &[start(60_000, DATA, 5)]);
     let header = packet[..16].to_vec();
-    for (what, packet) in [
-        ("a registered one", packet),
-        ("a refused one", header.clone()),
+    for (what, packet, is_read_there) in [
+        ("a registered one", packet.clone(), false),
+        ("one that is read in its packet", packet, true),
+        ("a refused one", header.clone(), false),
     ] {
         lab.withstands(what, || {
             let raw = lab.raw()?;
             let Connection { server, client, .. } = lingering(&lab)?;
+            if is_read_there {
+                cookie_of(server.as_fd())?;
+            }
             lab.stopped(|| {
                 raw.send(&packet, &[server.as_fd()])?;
                 drop(server);
@@ -196,8 +200,8 @@ fn a_user_whose_descriptors_do_not_close_waits() -> Result<()> {
     lab.end()
 }
 
-/// Many sockets of a packet are read at once, by going through all files that twheel has, but not while
-/// some are being closed. Who passes many goes on while another user's are slow to close, or its own.
+/// Who passes many goes on while another user's are slow to close, whether they are read in their
+/// packet or received.
 #[test]
 fn who_passes_many_sockets_goes_on_beside_those_that_are_slow_to_close() -> Result<()> {
     let lab = Lab::new("many", &[])?;
@@ -217,6 +221,10 @@ fn who_passes_many_sockets_goes_on_beside_those_that_are_slow_to_close() -> Resu
         })?;
         ensure!(raw.replies()?.1.len() == 1);
         serves_many(&own, &served)?;
+        let are_known = served
+            .iter()
+            .map(|it| cookie_of(it.server.as_fd()).map(drop));
+        are_known.collect::<std::io::Result<()>>()?;
         // twheel closes one after the other, each for as long as its client lives, which is until the
         // other user was served twice more.
         for client in clients {
@@ -381,6 +389,35 @@ fn a_socket_that_is_locked_at_its_end_holds_up_nobody_else() -> Result<()> {
         let end = end.expect_err("an end in order").kind();
         ensure!(end == std::io::ErrorKind::ConnectionReset, "{end}");
         drop(other);
+        Ok(())
+    })?;
+    lab.end()
+}
+
+/// A socket that is read in its packet is not waited for.
+#[test]
+fn a_socket_that_is_locked_is_read_in_its_packet() -> Result<()> {
+    let lab = Lab::new("read", &[])?;
+    lab.withstands("a locked socket that is known", || {
+        let (raw, withheld) = (lab.raw()?, Withheld::new()?);
+        let Connection { server, client, .. } = lab.connect(0)?;
+        let cookie = cookie_of(server.as_fd())?;
+        std::thread::scope(|scope| -> Result<()> {
+            let sender = scope.spawn(|| withheld.send(&server));
+            std::thread::sleep(millis(200));
+            let started = raw.ask(&[start(60_000, DATA, 5)], &[server.as_fd()]);
+            let is_locked = !sender.is_finished();
+            withheld.appear()?;
+            sender.join().expect("the sender panicked")?;
+            let started = started?[0];
+            ensure!(is_locked, "the memory was there");
+            ensure!(
+                (started.error, started.cookie) == (0, cookie),
+                "{started:?}"
+            );
+            Ok(())
+        })?;
+        drop(client);
         Ok(())
     })?;
     lab.end()

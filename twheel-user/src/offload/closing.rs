@@ -1,12 +1,12 @@
-//! Looks at what programs have passed, and closes it; and asks the kernel of their sockets. Each may
-//! take for as long as a program likes: a socket is locked while data is sent from memory that comes
-//! late, and whoever closes the last copy of a descriptor waits for data to be sent (`SO_LINGER`), or
-//! for a file system. So two threads do that for each user, one of them each, and the others' programs
-//! go on.
+//! Receives what programs have passed, looks at it and closes it; and asks the kernel of their sockets.
+//! Each may take for as long as a program likes: a socket is locked while data is sent from memory that
+//! comes late, and whoever lets go of the last copy of a descriptor waits for data to be sent
+//! (`SO_LINGER`), or for a file system. So two threads do that for each user, one of them each, and the
+//! others' programs go on.
 
 use std::{
     collections::HashMap,
-    os::fd::{AsRawFd as _, IntoRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd as _, IntoRawFd as _, OwnedFd},
     sync::{
         Arc, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -21,9 +21,8 @@ use twheel_client::protocol::{Request, SOCKETS};
 use super::{
     asking::{self, Question},
     ends::Shared,
-    passed::Sockets,
-    program::WAITING,
-    rights::Passed,
+    program::{Program, let_go, take},
+    rights::{self, Passed},
     watched::Watched,
 };
 use crate::clock::Clock;
@@ -39,8 +38,8 @@ pub(super) struct Packet {
     pub(super) program: u64,
     /// The packet's number.
     pub(super) number: u64,
-    /// The clock when it was received, units; `u64::MAX`: it is answered at once.
-    pub(super) received: u64,
+    /// The clock when it was seen, units; `u64::MAX`: it is answered at once.
+    pub(super) seen: u64,
     /// The requests; or an error number for all of it.
     pub(super) requests: Result<Vec<Request>, i32>,
 }
@@ -56,15 +55,12 @@ pub(super) struct Inspected {
 pub(super) struct Rest {
     descriptors: Vec<OwnedFd>,
     uid: u32,
-    /// How much of a user's this is; see [`ENOUGH`].
-    size: usize,
-    /// How many of them are connections of programs.
-    connections: usize,
+    /// How many of a user's files it was counted as.
+    files: usize,
 }
 
-/// If a user's descriptors, and the requests that came with them, are as many, its programs are asked
-/// for no more.
-const ENOUGH: usize = WAITING * 2 * SOCKETS;
+/// If as many files of a user's programs are to be received or closed, they are asked for no more.
+const ENOUGH: usize = 2 * SOCKETS;
 /// If there are more connections of a user that are not closed, no more are accepted.
 const CONNECTIONS: usize = 2_048;
 
@@ -72,26 +68,36 @@ const CONNECTIONS: usize = 2_048;
 pub(super) struct Closers {
     users: HashMap<u32, User>,
     shared: Arc<Shared>,
-    sockets: Arc<Sockets>,
+    watched: Arc<Watched>,
 }
 
 #[derive(Default)]
 struct User {
     open: Arc<Open>,
-    /// Closes.
+    /// Lets go of what was passed, and of connections.
     closes: Option<Worker>,
-    /// Looks at what came with a packet.
+    /// Receives and looks at what was passed.
     looks: Option<Worker>,
 }
 
-/// What of a user's is not closed yet.
+/// What of a user's is not received or closed yet.
 #[derive(Default)]
 struct Open {
-    size: AtomicUsize,
+    files: AtomicUsize,
     /// How many of these are connections of programs.
     connections: AtomicUsize,
     /// The serving thread is to be woken when that is less.
     is_awaited: AtomicBool,
+}
+
+impl Open {
+    /// So many files less are open.
+    fn closed(&self, files: usize, shared: &Shared) {
+        self.files.fetch_sub(files, Ordering::SeqCst);
+        if self.is_awaited.swap(false, Ordering::SeqCst) {
+            let _ = shared.wake.write(1);
+        }
+    }
 }
 
 impl User {
@@ -99,7 +105,7 @@ impl User {
     fn is_done(&self) -> bool {
         let works = [&self.closes, &self.looks];
         let has_ended = |it: &Worker| it.jobs.load(Ordering::SeqCst) >= GONE;
-        works.into_iter().flatten().all(has_ended) && self.open.size.load(Ordering::SeqCst) == 0
+        works.into_iter().flatten().all(has_ended) && self.open.files.load(Ordering::SeqCst) == 0
     }
 
     fn connections(&self) -> usize {
@@ -124,26 +130,23 @@ impl Closers {
         Self {
             users: HashMap::new(),
             shared,
-            sockets: Arc::new(Sockets::new(watched)),
-        }
-    }
-
-    /// Has descriptors of a user closed.
-    pub(super) fn close(&mut self, uid: u32, descriptors: Vec<OwnedFd>) {
-        if !descriptors.is_empty() {
-            let rest = self.count(uid, descriptors, 0);
-            self.close_rest(rest);
+            watched: Arc::new(watched),
         }
     }
 
     /// Has a connection of a user's program closed, with what the program has passed and nobody has
     /// received.
-    pub(super) fn close_connection(&mut self, uid: u32, socket: OwnedFd) {
-        let mut rest = self.count(uid, vec![socket], 0);
-        rest.connections = 1;
-        let user = self.users.entry(uid).or_default();
-        user.open.connections.fetch_add(1, Ordering::SeqCst);
-        self.close_rest(rest);
+    pub(super) fn close_connection(&mut self, uid: u32, socket: Arc<OwnedFd>) {
+        let shared = self.shared.clone();
+        let (user, open) = self.open(uid, 1);
+        open.connections.fetch_add(1, Ordering::SeqCst);
+        let close = move || {
+            // If the other thread receives from it, that one closes it: of at most `ENOUGH`.
+            drop(socket);
+            open.connections.fetch_sub(1, Ordering::SeqCst);
+            open.closed(1, &shared);
+        };
+        give(&mut user.closes, "twheel-close", Box::new(close));
     }
 
     /// How many connections of a user's programs are not closed yet.
@@ -158,26 +161,61 @@ impl Closers {
         full.map(|(uid, _)| *uid)
     }
 
-    /// Has the sockets looked at that came with a packet of a user's program. The serving thread is
-    /// woken when that is [done](Shared::inspected).
-    pub(super) fn inspect(&mut self, uid: u32, packet: Packet, descriptors: Vec<OwnedFd>) {
+    /// Has the first packet of a program received, whose requests and sockets were read, and so many
+    /// files let go of. The serving thread is woken when that is [done](Shared::received).
+    pub(super) fn let_go(&mut self, place: usize, program: &mut Program, files: usize) {
+        program.is_receiving = true;
+        let (number, socket) = (program.number, program.socket());
+        let shared = self.shared.clone();
+        let files = files.max(1);
+        let (user, open) = self.open(program.peer.uid, files);
+        let job = move || {
+            let_go(&socket);
+            drop(socket);
+            let received = shared.received.lock();
+            let mut received = received.unwrap_or_else(PoisonError::into_inner);
+            received.push((place, number));
+            drop(received);
+            open.closed(files, &shared);
+            // If the counter is full, the thread is awake anyway.
+            let _ = shared.wake.write(1);
+        };
+        give(&mut user.closes, "twheel-close", Box::new(job));
+    }
+
+    /// Has the first packet of a program received, with at most so many files, and these looked at.
+    /// The serving thread is woken when that is [done](Shared::inspected).
+    pub(super) fn inspect(&mut self, program: &mut Program, mut packet: Packet, most: usize) {
+        program.is_receiving = true;
+        let (uid, socket) = (program.peer.uid, program.socket());
+        let (shared, watched) = (self.shared.clone(), self.watched.clone());
+        // Its requests wait, too.
         let requests = packet.requests.as_ref().map_or(0, Vec::len);
-        let rest = self.count(uid, descriptors, requests);
-        let (shared, sockets) = (self.shared.clone(), self.sockets.clone());
+        let files = most.max(requests).max(1);
+        let (user, _) = self.open(uid, files);
         let look = move || {
+            let mut descriptors = Vec::new();
+            if let Err(error) = take(&socket, &mut descriptors) {
+                packet.requests = Err(error);
+            }
+            drop(socket);
+            let is_established = |ends| watched.is_established(ends);
+            let look = |it: &OwnedFd| rights::passed(it.as_fd(), watched.namespace, is_established);
             let done = Inspected {
-                sockets: sockets.read(rest.uid, &rest.descriptors),
+                sockets: descriptors.iter().map(look).collect(),
                 packet,
-                rest,
+                rest: Rest {
+                    descriptors,
+                    uid,
+                    files,
+                },
             };
             let inspected = shared.inspected.lock();
             let mut inspected = inspected.unwrap_or_else(PoisonError::into_inner);
             inspected.push(done);
             drop(inspected);
-            // If the counter is full, the thread is awake anyway.
             let _ = shared.wake.write(1);
         };
-        let user = self.users.entry(uid).or_default();
         give(&mut user.looks, "twheel-look", Box::new(look));
     }
 
@@ -206,32 +244,19 @@ impl Closers {
     pub(super) fn close_rest(&mut self, rest: Rest) {
         let user = self.users.entry(rest.uid).or_default();
         let (open, shared) = (user.open.clone(), self.shared.clone());
-        let sockets = self.sockets.clone();
         let close = move || {
-            let turn = sockets.turns.close(rest.uid);
             close(rest.descriptors);
-            drop(turn);
-            open.size.fetch_sub(rest.size, Ordering::SeqCst);
-            open.connections
-                .fetch_sub(rest.connections, Ordering::SeqCst);
-            if open.is_awaited.swap(false, Ordering::SeqCst) {
-                let _ = shared.wake.write(1);
-            }
+            open.closed(rest.files, &shared);
         };
         give(&mut user.closes, "twheel-close", Box::new(close));
     }
 
-    /// Counts descriptors of a user. One counts as much as one that came with its request.
-    fn count(&mut self, uid: u32, descriptors: Vec<OwnedFd>, requests: usize) -> Rest {
-        let size = descriptors.len() + requests.max(descriptors.len());
+    /// Counts files of a user.
+    fn open(&mut self, uid: u32, files: usize) -> (&mut User, Arc<Open>) {
         let user = self.users.entry(uid).or_default();
-        user.open.size.fetch_add(size, Ordering::SeqCst);
-        Rest {
-            descriptors,
-            uid,
-            size,
-            connections: 0,
-        }
+        user.open.files.fetch_add(files, Ordering::SeqCst);
+        let open = user.open.clone();
+        (user, open)
     }
 
     /// Whether a user's programs are to be asked for no more. If so, the serving thread is woken when
@@ -240,7 +265,7 @@ impl Closers {
         let Some(User { open, .. }) = self.users.get(&uid) else {
             return false;
         };
-        let is_behind = || open.size.load(Ordering::SeqCst) >= ENOUGH;
+        let is_behind = || open.files.load(Ordering::SeqCst) >= ENOUGH;
         if !is_behind() {
             return false;
         }

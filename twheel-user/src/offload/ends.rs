@@ -29,6 +29,8 @@ pub(super) struct Shared {
     pub(super) ended: Mutex<Vec<Ended>>,
     /// Packets whose sockets were looked at.
     pub(super) inspected: Mutex<Vec<Inspected>>,
+    /// Programs whose first packets were received, by place and number.
+    pub(super) received: Mutex<Vec<(usize, u64)>>,
     /// Registrations that are over, of which the kernel was asked.
     pub(super) answered: Mutex<Vec<Question>>,
     pub(super) wake: EventFd,

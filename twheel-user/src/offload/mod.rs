@@ -8,13 +8,13 @@
 //! | which connections are registered, and when one is idle | `registry.rs` |
 //! | how the kernel's flow table is read and marked | `table.rs` |
 //! | who may do what, and what a passed socket is | `rights.rs` |
-//! | how many passed sockets are read at once | `passed.rs` |
-//! | how one user's slow files hold up nobody else | `turns.rs` |
+//! | how passed sockets are read without being received | `passed.rs` |
 //! | what it is compared with | `watched.rs` |
-//! | what was received from a program, and what waits to be sent | `program.rs` |
+//! | a program's connection, and what waits to be sent | `program.rs` |
+//! | how packets are received | `receiving.rs` |
 //! | where programs are awaited | `listener.rs` |
 //! | what becomes of flows that were entered for them | `entered.rs` |
-//! | how what they have passed is looked at and closed | `closing.rs` |
+//! | how what they have passed is received, looked at and closed | `closing.rs` |
 //! | how the kernel is asked of sockets, and connections are ended | `asking.rs` |
 //! | the thread | `server.rs` |
 //! | what programs ask for | `requests.rs` |
@@ -31,13 +31,13 @@ mod listener;
 mod over;
 pub mod passed;
 mod program;
+mod receiving;
 pub mod registry;
 mod requests;
 pub mod rights;
 mod server;
 pub mod table;
 mod tally;
-mod turns;
 mod watched;
 
 pub use self::{

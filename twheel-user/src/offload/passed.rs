@@ -1,105 +1,67 @@
-//! Reads many passed sockets at once. A BPF program runs for each file that this process holds open
-//! (`bpf_iter_task_file`, for one process since Linux 6.1), and reports the TCP sockets in a range of
-//! descriptors. It does not wait for a socket that is locked.
+//! Reads which sockets a program has passed, while they are still in its packet. A BPF program follows
+//! the kernel's pointers from the connection to the first packet that waits there, and from that to
+//! the sockets. So twheel needs no descriptors for them, and no system calls for each; nor does it
+//! wait for a socket that is locked.
 
 use std::{
-    io::{self, Read as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    os::fd::{AsFd as _, AsRawFd, BorrowedFd, OwnedFd, RawFd},
-    process,
-    sync::{Mutex, PoisonError, atomic::Ordering},
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
 };
 
-use anyhow::{Context as _, Result, ensure};
-use aya_obj::generated::{BPF_PSEUDO_MAP_VALUE, bpf_attach_type, bpf_func_id, bpf_prog_type};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
-
-use super::{
-    rights::{self, Passed},
-    turns::Turns,
-    watched::Watched,
+use anyhow::{Context as _, Result};
+use aya_obj::generated::{BPF_PSEUDO_MAP_VALUE, bpf_func_id, bpf_prog_type};
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socket, socketpair,
 };
+use twheel_client::protocol::SOCKETS;
+use zerocopy::IntoBytes as _;
+
+use super::rights::Passed;
 use crate::{
     bpf::{self, Code, instruction},
     btf::Btf,
-    mapped::Mapped,
+    mapped::ReadOnly,
 };
-
-/// Sockets of a packet from which on they are read at once.
-const MANY: usize = 16;
-/// For as many files of this process the program takes less time than system calls do for a socket.
-const FILES: usize = 16;
-
-const ONE_BY_ONE: &str = "passed sockets are read one by one";
-
-/// How passed sockets are read.
-pub(super) struct Sockets {
-    watched: Watched,
-    /// `None`: the kernel lacks what is needed.
-    reader: Option<SocketReader>,
-    /// Who goes through all files, and who closes some.
-    pub(super) turns: Turns,
-}
-
-impl Sockets {
-    /// For sockets of what is watched, in this thread's network namespace.
-    pub(super) fn new(watched: Watched) -> Self {
-        let reader = SocketReader::open(watched.namespace);
-        Self {
-            watched,
-            reader: reader
-                .inspect_err(|error| log::warn!("{ONE_BY_ONE}, which takes longer: {error:#}"))
-                .ok(),
-            turns: Turns::default(),
-        }
-    }
-
-    /// Reads each of these sockets of a user.
-    pub(super) fn read(&self, uid: u32, sockets: &[OwnedFd]) -> Vec<Result<Passed, i32>> {
-        let read = self.read_at_once(uid, sockets).unwrap_or_default();
-        let look = |it: &OwnedFd| {
-            let found = read.binary_search_by_key(&it.as_raw_fd(), |(descriptor, _)| *descriptor);
-            found.map(|at| read[at].1).or_else(|_| {
-                let is_established = |ends| self.watched.is_established(ends);
-                rights::passed(it.as_fd(), self.watched.namespace, is_established)
-            })
-        };
-        sockets.iter().map(look).collect()
-    }
-
-    /// Those that could be read at once, by their descriptors.
-    fn read_at_once(&self, uid: u32, sockets: &[OwnedFd]) -> Option<Vec<(RawFd, Passed)>> {
-        // The kernel gives out the lowest numbers that are free.
-        let files = sockets.iter().map(AsRawFd::as_raw_fd).max()? as usize;
-        if sockets.len() < MANY || files > sockets.len() * FILES {
-            return None;
-        }
-        let reader = self.reader.as_ref()?;
-        let _turn = self.turns.look(uid)?;
-        let read = reader.read(sockets);
-        read.inspect_err(|error| log::debug!("{ONE_BY_ONE}: {error:#}"))
-            .ok()
-    }
-}
 
 /// The loaded program.
 pub struct SocketReader {
-    /// The BPF link by which it runs for the files of this process.
-    iterator: OwnedFd,
+    program: OwnedFd,
     shape: Shape,
-    /// The descriptors that are read: the least, and from bit 32 on the greatest. Who reads has it
-    /// locked.
-    range: Mutex<Mapped>,
+    /// What it writes: a report for each passed file.
+    reports: ReadOnly,
     /// Where the kernel has the network namespace that is watched, …
     namespace: u64,
     /// … for as long as a socket of it is open.
     _own: OwnedFd,
 }
 
-/// Offsets in the kernel's structures, bytes. All that is needed of a `struct sock` is in its first
-/// [`bytes`](Self::bytes).
+/// Offsets in the kernel's structures, bytes.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
+    /// From a thread to its table of files.
+    files: i32,
+    fdt: i32,
+    fd: i32,
+    /// From a file to its socket.
+    f_op: i32,
+    private_data: i32,
+    kind: i32,
+    sk: i32,
+    /// From a Unix socket to the files of its first packet.
+    queue: i32,
+    next: i32,
+    passed: i32,
+    count: i32,
+    first: i32,
+    /// Of a socket.
+    protocol: i32,
+    common: Common,
+}
+
+/// Offsets in a `struct sock_common`, with which a `struct sock` begins. All that is needed is in its
+/// first [`bytes`](Self::bytes).
+#[derive(Clone, Copy, Debug)]
+struct Common {
     family: usize,
     state: usize,
     local: usize,
@@ -109,116 +71,114 @@ struct Shape {
     local_port: usize,
     remote_port: usize,
     namespace: usize,
+    cookie: usize,
     bytes: usize,
-    /// `type` and `sk` of a `struct socket`.
-    kind: i16,
-    sock: i16,
 }
 
-/// Most bytes of a `struct sock`: the program reads them twice onto its stack, which has 512.
+const WORD: usize = size_of::<u64>();
+/// Most bytes of a `struct sock_common`.
 const MOST: usize = 192;
-/// Bytes of a report before those of the `struct sock`: descriptor and cookie.
-const HEAD: usize = 16;
+/// Bytes of a report before the `struct sock_common`, which it has twice: the socket's type and its
+/// protocol. All of them are 0 if the file is no socket.
+const HEAD: usize = WORD;
 
 impl SocketReader {
-    /// Loads the program. `namespace`: the cookie of this thread's network namespace.
+    /// Loads the program, for sockets of this thread's network namespace.
     ///
     /// # Errors
     ///
     /// The kernel cannot run it, or is another than expected.
-    pub fn open(namespace: u64) -> Result<Self> {
-        let flags = SockFlag::SOCK_CLOEXEC;
-        let own = socket(AddressFamily::Inet, SockType::Stream, flags, None)?;
-        let found = rights::namespace_of(own.as_fd()).map_err(io::Error::from_raw_os_error)?;
-        ensure!(found == namespace, "this thread is in another namespace");
-        let btf = Btf::of_kernel().context("cannot read the kernel's BTF")?;
-        // Before it can, it goes through the files of all processes.
-        let can_choose = btf.offset("bpf_iter_aux_info", "task").is_some();
-        ensure!(
-            can_choose,
-            "the kernel cannot go through the files of one process"
-        );
+    pub fn open() -> Result<Self> {
+        let btf = Btf::of_kernel().context("the kernel does not tell its BTF")?;
         let shape = Shape::of(&btf).context("the kernel's sockets have another shape")?;
-        let range = bpf::make_word("twheel_range").context("the kernel refuses a map")?;
-        let function = btf.function("bpf_iter_task_file");
+        let bytes = SOCKETS * shape.common.report();
+        let memory = bpf::make_memory("twheel_reports", bytes as u32);
+        let memory = memory.context("the kernel refuses a map")?;
         let code = Code {
-            kind: bpf_prog_type::BPF_PROG_TYPE_TRACING,
-            attach: bpf_attach_type::BPF_TRACE_ITER as u32,
-            function: function.context("the kernel has no iterator over files")?,
+            kind: bpf_prog_type::BPF_PROG_TYPE_RAW_TRACEPOINT,
+            attach: 0,
             flags: 0,
-            instructions: &code(&shape, range.as_fd()),
+            instructions: &code(&shape, memory.as_fd()),
         };
         let program =
             bpf::load("twheel_sockets", &code).context("the kernel refuses the program")?;
-        let iterator = bpf::iterator_of(program.as_fd(), process::id())
-            .context("the kernel refuses to go through this process's files")?;
-        let range = Mapped::new(range, WORD).context("cannot map a map")?;
-        let descriptor = own.as_raw_fd();
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let own = socket(AddressFamily::Inet, SockType::Stream, flags, None)?;
         let mut reader = Self {
-            iterator,
+            program,
             shape,
-            range: Mutex::new(range),
+            reports: ReadOnly::new(memory, 0, bytes).context("cannot map a map")?,
             namespace: 0,
             _own: own,
         };
-        let bytes = reader.reports(descriptor, descriptor)?;
-        let mut reports = bytes.chunks_exact(reader.size());
-        let report = reports.next().context("its own socket is missing")?;
-        reader.namespace = Report(report, &shape).namespace();
+        reader.namespace = reader
+            .own_namespace()
+            .context("its own socket is missing")?;
         Ok(reader)
     }
 
-    /// Reads those of these sockets that are established TCP connections of the namespace. Returns
-    /// them with their descriptors, in the order of the descriptors. One that is just being connected
-    /// may be missing.
+    /// Passes its own socket to itself, and reads it. `None`: it finds something else.
+    fn own_namespace(&self) -> Option<u64> {
+        let (from, to) = socketpair(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            None,
+            SockFlag::SOCK_CLOEXEC,
+        )
+        .ok()?;
+        let descriptors = [self._own.as_raw_fd()];
+        let rights = [ControlMessage::ScmRights(&descriptors)];
+        let flags = MsgFlags::MSG_NOSIGNAL;
+        sendmsg::<()>(from.as_raw_fd(), &[], &rights, flags, None).ok()?;
+        let count = self.run(to.as_fd())?;
+        let report = self.report(0);
+        let report = Report(&report, &self.shape.common);
+        (count == 1 && report.is_tcp()).then(|| report.namespace())
+    }
+
+    /// Reads what was passed with the first packet that waits at a Unix socket: those files that are
+    /// established TCP connections of the namespace, and whose cookie somebody has asked for
+    /// (`SO_COOKIE`), in the order in which they were passed; `None` for each other. It takes none of
+    /// them from the packet. `None`: they cannot be read.
     ///
-    /// # Errors
-    ///
-    /// The program cannot be run.
-    pub fn read(&self, sockets: &[OwnedFd]) -> Result<Vec<(RawFd, Passed)>> {
-        let mut wanted: Vec<_> = sockets.iter().map(AsRawFd::as_raw_fd).collect();
-        wanted.sort_unstable();
-        let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else {
-            return Ok(Vec::new());
+    /// The packet must be known to wait there, and nobody else may receive it meanwhile.
+    pub fn read(&self, connection: BorrowedFd<'_>) -> Option<Vec<Option<Passed>>> {
+        let count = self.run(connection)?;
+        let read = |at| {
+            let report = self.report(at);
+            let report = Report(&report, &self.shape.common);
+            let is_here = report.is_tcp() && report.namespace() == self.namespace;
+            is_here.then(|| report.passed())?
         };
-        let bytes = self.reports(*first, *last)?;
-        let all = bytes.chunks_exact(self.size());
-        Ok(all
-            .map(|it| Report(it, &self.shape))
-            .filter(|it| wanted.binary_search(&it.descriptor()).is_ok())
-            .filter(|it| it.namespace() == self.namespace)
-            .filter_map(|it| Some((it.descriptor(), it.passed()?)))
-            .collect())
+        Some((0..count).map(read).collect())
     }
 
-    /// The reports about these descriptors, and those between.
-    fn reports(&self, first: RawFd, last: RawFd) -> Result<Vec<u8>> {
-        let range = self.range.lock().unwrap_or_else(PoisonError::into_inner);
-        let both = u64::from(last as u32) << 32 | u64::from(first as u32);
-        range.word(0).store(both, Ordering::SeqCst);
-        // As much as the kernel returns at a time (`bpf_seq_read` in `kernel/bpf/bpf_iter.c`).
-        let mut bytes = Vec::with_capacity(8 * 4_096);
-        bpf::iterate(self.iterator.as_fd())?.read_to_end(&mut bytes)?;
-        ensure!(
-            bytes.len() % self.size() == 0,
-            "{} bytes of reports",
-            bytes.len()
-        );
-        Ok(bytes)
+    /// Has the program report. Returns how many files there are.
+    fn run(&self, connection: BorrowedFd<'_>) -> Option<usize> {
+        let descriptor = connection.as_raw_fd().unsigned_abs();
+        let count = bpf::run(self.program.as_fd(), &[descriptor.into()]);
+        let count = count.inspect_err(|error| log::debug!("cannot read passed sockets: {error}"));
+        let count = count.ok()? as usize;
+        (count <= SOCKETS).then_some(count)
     }
 
-    /// Bytes of a report.
-    fn size(&self) -> usize {
-        HEAD + self.shape.bytes
+    fn report(&self, at: usize) -> [u64; (HEAD + 2 * MOST) / WORD] {
+        let words = self.shape.common.report() / WORD;
+        let mut report = [0; _];
+        for (to, word) in report[..words].iter_mut().zip(at * words..) {
+            *to = self.reports.load(word);
+        }
+        report
     }
 }
 
-/// What the program writes for a TCP socket.
-struct Report<'a>(&'a [u8], &'a Shape);
+/// What the program writes for a file.
+struct Report<'a>(&'a [u64], &'a Common);
 
 impl Report<'_> {
-    fn descriptor(&self) -> RawFd {
-        i32::from_ne_bytes(self.bytes(0))
+    fn is_tcp(&self) -> bool {
+        let [kind, protocol] = [0, 2].map(|at| u16::from_ne_bytes(self.bytes(at)));
+        (i32::from(kind), i32::from(protocol)) == (libc::SOCK_STREAM, libc::IPPROTO_TCP)
     }
 
     /// The address of its network namespace in the kernel.
@@ -226,26 +186,32 @@ impl Report<'_> {
         u64::from_ne_bytes(self.of_socket(self.1.namespace))
     }
 
-    /// `None`: it is not established.
+    /// `None`: it is not established, or nobody has asked for its cookie.
     fn passed(&self) -> Option<Passed> {
         /// `TCP_ESTABLISHED` of `include/net/tcp_states.h`.
         const ESTABLISHED: u8 = 1;
-        let Self(_, shape) = *self;
-        let [state] = self.of_socket(shape.state);
-        let (local, remote) = match u16::from_ne_bytes(self.of_socket(shape.family)).into() {
-            libc::AF_INET => (self.v4(shape.local), self.v4(shape.remote)),
-            libc::AF_INET6 => (self.v6(shape.local_v6), self.v6(shape.remote_v6)),
+        let Self(report, common) = *self;
+        // Its owner may connect it elsewhere meanwhile. Read twice with the same result, it is of one
+        // connection, unless both readings were interrupted at the same place for as long as that
+        // takes.
+        let (once, twice) = report[HEAD / WORD..].split_at(common.bytes / WORD);
+        let is_one = twice.starts_with(once);
+        let [state] = self.of_socket(common.state);
+        let (local, remote) = match u16::from_ne_bytes(self.of_socket(common.family)).into() {
+            libc::AF_INET => (self.v4(common.local), self.v4(common.remote)),
+            libc::AF_INET6 => (self.v6(common.local_v6), self.v6(common.remote_v6)),
             _ => return None,
         };
-        let local_port = u16::from_ne_bytes(self.of_socket(shape.local_port));
-        let remote_port = u16::from_be_bytes(self.of_socket(shape.remote_port));
+        let local_port = u16::from_ne_bytes(self.of_socket(common.local_port));
+        let remote_port = u16::from_be_bytes(self.of_socket(common.remote_port));
+        let cookie = u64::from_ne_bytes(self.of_socket(common.cookie));
         let is_whole = state == ESTABLISHED
             && ![local, remote].iter().any(IpAddr::is_unspecified)
             && ![local_port, remote_port].contains(&0);
-        is_whole.then(|| Passed {
+        (is_one && is_whole && cookie != 0).then(|| Passed {
             local: SocketAddr::new(local, local_port),
             remote: SocketAddr::new(remote, remote_port),
-            cookie: u64::from_ne_bytes(self.bytes(8)),
+            cookie,
         })
     }
 
@@ -262,7 +228,9 @@ impl Report<'_> {
     }
 
     fn bytes<const N: usize>(&self, at: usize) -> [u8; N] {
-        *self.0[at..].first_chunk().expect("a report is as long")
+        *self.0.as_bytes()[at..]
+            .first_chunk()
+            .expect("a report is as long")
     }
 }
 
@@ -273,9 +241,31 @@ impl Shape {
         if btf.offset("sock", "__sk_common") != Some(0) {
             return None;
         }
+        let of = |structure, member| i32::try_from(btf.offset(structure, member)?).ok();
+        Some(Self {
+            files: of("task_struct", "files")?,
+            fdt: of("files_struct", "fdt")?,
+            fd: of("fdtable", "fd")?,
+            f_op: of("file", "f_op")?,
+            private_data: of("file", "private_data")?,
+            kind: of("socket", "type")?,
+            sk: of("socket", "sk")?,
+            queue: of("sock", "sk_receive_queue")?,
+            next: of("sk_buff_head", "next")?,
+            // `UNIXCB` of `include/net/af_unix.h`.
+            passed: of("sk_buff", "cb")? + of("unix_skb_parms", "fp")?,
+            count: of("scm_fp_list", "count")?,
+            first: of("scm_fp_list", "fp")?,
+            protocol: of("sock", "sk_protocol")?,
+            common: Common::of(btf)?,
+        })
+    }
+}
+
+impl Common {
+    fn of(btf: &Btf) -> Option<Self> {
         let member = |name| btf.offset("sock_common", name).map(|it| it as usize);
-        let of_socket = |name| i16::try_from(btf.offset("socket", name)?).ok();
-        let mut shape = Self {
+        let mut common = Self {
             family: member("skc_family")?,
             state: member("skc_state")?,
             local: member("skc_rcv_saddr")?,
@@ -285,106 +275,150 @@ impl Shape {
             local_port: member("skc_num")?,
             remote_port: member("skc_dport")?,
             namespace: member("skc_net")?,
+            cookie: member("skc_cookie")?,
             bytes: 0,
-            kind: of_socket("type")?,
-            sock: of_socket("sk")?,
         };
         let ends = [
-            shape.family + size_of::<u16>(),
-            shape.state + size_of::<u8>(),
-            shape.local.max(shape.remote) + size_of::<Ipv4Addr>(),
-            shape.local_v6.max(shape.remote_v6) + size_of::<Ipv6Addr>(),
-            shape.local_port.max(shape.remote_port) + size_of::<u16>(),
-            shape.namespace + size_of::<u64>(),
+            common.family + size_of::<u16>(),
+            common.state + size_of::<u8>(),
+            common.local.max(common.remote) + size_of::<Ipv4Addr>(),
+            common.local_v6.max(common.remote_v6) + size_of::<Ipv6Addr>(),
+            common.local_port.max(common.remote_port) + size_of::<u16>(),
+            common.namespace.max(common.cookie) + WORD,
         ];
-        shape.bytes = ends.into_iter().max()?.next_multiple_of(WORD);
-        (shape.bytes <= MOST).then_some(shape)
+        common.bytes = ends.into_iter().max()?.next_multiple_of(WORD);
+        (common.bytes <= MOST).then_some(common)
+    }
+
+    /// Bytes of a report.
+    fn report(&self) -> usize {
+        HEAD + 2 * self.bytes
     }
 }
 
-const WORD: usize = size_of::<u64>();
+/// Where jumps go, before it is known where that is.
+const FAIL: i16 = i16::MAX;
+const NONE: i16 = i16::MAX - 1;
+const DONE: i16 = i16::MAX - 2;
+const NEXT: i16 = i16::MAX - 3;
 
-/// The program. It gets a `struct bpf_iter__task_file`, which has `meta` at 0, `fd` at 16 and `file` at
-/// 24 (`kernel/bpf/task_iter.c`).
-fn code(shape: &Shape, range: BorrowedFd<'_>) -> Vec<u64> {
-    use bpf_func_id::{
-        BPF_FUNC_get_socket_cookie, BPF_FUNC_probe_read_kernel, BPF_FUNC_seq_write,
-        BPF_FUNC_skc_to_tcp_sock, BPF_FUNC_sock_from_file,
-    };
-    /// Of jumps to the end, before it is known where that is.
-    const END: i16 = i16::MAX;
+/// The program. Its argument is the descriptor of a Unix socket; it returns the number of files, or
+/// -1 if it cannot read them. It runs as for a raw tracepoint, within RCU: so the table of files does
+/// not go away meanwhile.
+fn code(shape: &Shape, reports: BorrowedFd<'_>) -> Vec<u64> {
+    use bpf_func_id::{BPF_FUNC_get_current_task, BPF_FUNC_probe_read_kernel};
+    // Places on the stack.
+    const POINTER: i16 = -8;
+    const OPERATIONS: i16 = -16;
+    const COUNT: i16 = -24;
     let call = |function: bpf_func_id| instruction(0x85, 0, 0, 0, function as i32);
-    let size = (HEAD + shape.bytes) as i32;
-    // Places on the stack: the report, and below it the same `struct sock`, read once more.
-    let (report, again) = (-size as i16, -size as i16 - shape.bytes as i16);
-    let read = |to: i16| {
+    // Reads so many bytes, from what a register points to, to where another does.
+    let copy = |to: (u8, i32), bytes: usize, from: (u8, i32)| {
         [
-            instruction(0xbf, 1, 10, 0, 0),
-            instruction(0x07, 1, 0, 0, to.into()),
-            instruction(0xb7, 2, 0, 0, shape.bytes as i32),
-            instruction(0xbf, 3, 7, 0, 0),
+            instruction(0xbf, 1, to.0, 0, 0),
+            instruction(0x07, 1, 0, 0, to.1),
+            instruction(0xb7, 2, 0, 0, bytes as i32),
+            instruction(0xbf, 3, from.0, 0, 0),
+            instruction(0x07, 3, 0, 0, from.1),
             call(BPF_FUNC_probe_read_kernel),
-            instruction(0x55, 0, 0, END, 0),
+            instruction(0x55, 0, 0, FAIL, 0),
         ]
     };
+    let load = |register: u8, at: i16| instruction(0x79, register, 10, at, 0);
+    // r7 = the pointer at r7 + offset
+    let follow = |offset: i32| {
+        let mut all = copy((10, POINTER.into()), WORD, (7, offset)).to_vec();
+        all.push(load(7, POINTER));
+        all
+    };
     let mut all = vec![
-        // r6 = context
-        instruction(0xbf, 6, 1, 0, 0),
-        // The descriptor is in the range, at the address r2: most others are not.
-        instruction(0x18, 2, BPF_PSEUDO_MAP_VALUE as u8, 0, range.as_raw_fd()),
-        0,
-        instruction(0x61, 1, 6, 16, 0),
-        instruction(0x61, 3, 2, 0, 0),
-        instruction(0xad, 1, 3, END, 0),
-        instruction(0x61, 3, 2, 4, 0),
-        instruction(0x2d, 1, 3, END, 0),
-        // r7 = the file's socket
-        instruction(0x79, 1, 6, 24, 0),
-        instruction(0x15, 1, 0, END, 0),
-        call(BPF_FUNC_sock_from_file),
-        instruction(0x15, 0, 0, END, 0),
+        // r9 = 8 * descriptor
+        instruction(0x79, 9, 1, 0, 0),
+        instruction(0x67, 9, 0, 0, 3),
+        // r7 = this thread
+        call(BPF_FUNC_get_current_task),
         instruction(0xbf, 7, 0, 0, 0),
-        // A raw socket may have TCP's number.
-        instruction(0x69, 1, 7, shape.kind, 0),
-        instruction(0x55, 1, 0, END, libc::SOCK_STREAM),
-        // r7 = its `struct sock`, if it is of TCP
-        instruction(0x79, 7, 7, shape.sock, 0),
-        instruction(0x15, 7, 0, END, 0),
-        instruction(0xbf, 1, 7, 0, 0),
-        call(BPF_FUNC_skc_to_tcp_sock),
-        instruction(0x15, 0, 0, END, 0),
     ];
-    all.extend(read(report + HEAD as i16));
-    // The owner may connect it elsewhere meanwhile. Read twice with the same result, it is of one
-    // connection, unless both readings were interrupted at the same place for as long as that takes.
-    all.extend(read(again));
-    for at in (0..shape.bytes as i16).step_by(WORD) {
-        all.extend([
-            instruction(0x79, 1, 10, report + HEAD as i16 + at, 0),
-            instruction(0x79, 2, 10, again + at, 0),
-            instruction(0x5d, 1, 2, END, 0),
-        ]);
+    for offset in [shape.files, shape.fdt, shape.fd] {
+        all.extend(follow(offset));
     }
+    // r7 = the descriptor's file
+    all.push(instruction(0x0f, 7, 9, 0, 0));
+    all.extend(follow(0));
+    // The operations of sockets' files
+    all.extend(copy((10, OPERATIONS.into()), WORD, (7, shape.f_op)));
+    // r7 = its first packet, which is the end of the queue if there is none
+    all.extend(follow(shape.private_data));
+    all.extend(follow(shape.sk));
     all.extend([
-        instruction(0xbf, 1, 7, 0, 0),
-        call(BPF_FUNC_get_socket_cookie),
-        instruction(0x7b, 10, 0, report + 8, 0),
-        instruction(0x61, 1, 6, 16, 0),
-        instruction(0x7b, 10, 1, report, 0),
-        // seq_write(meta->seq, …)
-        instruction(0x79, 1, 6, 0, 0),
-        instruction(0x79, 1, 1, 0, 0),
-        instruction(0xbf, 2, 10, 0, 0),
-        instruction(0x07, 2, 0, 0, report.into()),
-        instruction(0xb7, 3, 0, 0, size),
-        call(BPF_FUNC_seq_write),
+        instruction(0xbf, 8, 7, 0, 0),
+        instruction(0x07, 8, 0, 0, shape.queue),
     ]);
-    let end = all.len() as i16;
+    all.extend(follow(shape.queue + shape.next));
+    all.push(instruction(0x1d, 7, 8, NONE, 0));
+    // r8 = its files
+    all.extend(follow(shape.passed));
+    all.extend([
+        instruction(0x15, 7, 0, NONE, 0),
+        instruction(0xbf, 8, 7, 0, 0),
+        instruction(0x7a, 10, 0, COUNT, 0),
+    ]);
+    all.extend(copy((10, COUNT.into()), size_of::<u16>(), (8, shape.count)));
+    // r9 = the number of a file
+    all.push(instruction(0xb7, 9, 0, 0, 0));
+    let again = all.len();
+    all.extend([
+        load(1, COUNT),
+        instruction(0x3d, 9, 1, DONE, 0),
+        instruction(0x35, 9, 0, DONE, SOCKETS as i32),
+        // r6 = its report
+        instruction(0xbf, 6, 9, 0, 0),
+        instruction(0x27, 6, 0, 0, shape.common.report() as i32),
+        instruction(0x18, 1, BPF_PSEUDO_MAP_VALUE as u8, 0, reports.as_raw_fd()),
+        0,
+        instruction(0x0f, 6, 1, 0, 0),
+        instruction(0x7a, 6, 0, 0, 0),
+        // r7 = the file
+        instruction(0xbf, 7, 9, 0, 0),
+        instruction(0x67, 7, 0, 0, 3),
+        instruction(0x0f, 7, 8, 0, 0),
+    ]);
+    all.extend(follow(shape.first));
+    all.extend(copy((10, POINTER.into()), WORD, (7, shape.f_op)));
+    all.extend([
+        load(1, POINTER),
+        load(2, OPERATIONS),
+        instruction(0x5d, 1, 2, NEXT, 0),
+    ]);
+    // r7 = its `struct socket`, then its `struct sock`
+    all.extend(follow(shape.private_data));
+    all.extend(copy((6, 0), size_of::<u16>(), (7, shape.kind)));
+    all.extend(follow(shape.sk));
+    all.extend(copy((6, 2), size_of::<u16>(), (7, shape.protocol)));
+    let bytes = shape.common.bytes;
+    for at in [HEAD, HEAD + bytes] {
+        all.extend(copy((6, at as i32), bytes, (7, 0)));
+    }
+    let next = all.len();
+    all.push(instruction(0x07, 9, 0, 0, 1));
+    let back = again as i64 - all.len() as i64 - 1;
+    all.push(instruction(0x05, 0, 0, back as i16, 0));
+    let done = all.len();
+    let end = instruction(0x95, 0, 0, 0, 0);
+    all.extend([load(0, COUNT), end]);
+    all.extend([instruction(0xb7, 0, 0, 0, 0), end]);
+    all.extend([instruction(0xb7, 0, 0, 0, -1), end]);
+    let places = [
+        (NEXT, next),
+        (DONE, done),
+        (NONE, done + 2),
+        (FAIL, done + 4),
+    ];
     for (at, it) in all.iter_mut().enumerate() {
-        if (*it >> 16) as i16 == END {
-            *it = *it & !0xffff_0000 | u64::from((end - at as i16 - 1) as u16) << 16;
+        let place = places.iter().find(|(name, _)| (*it >> 16) as i16 == *name);
+        if let Some((_, place)) = place {
+            *it = *it & !0xffff_0000 | u64::from((place - at - 1) as u16) << 16;
         }
     }
-    all.extend([instruction(0xb7, 0, 0, 0, 0), instruction(0x95, 0, 0, 0, 0)]);
     all
 }

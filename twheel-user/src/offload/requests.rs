@@ -16,7 +16,7 @@ use twheel_common::{
 };
 
 use super::{
-    closing::{Inspected, Packet},
+    closing::Packet,
     registry::{Id, Refusal, Start},
     rights::Passed,
     server::Thread,
@@ -25,8 +25,6 @@ use super::{
 };
 use crate::{data_plane::random_keys, pins::Pins};
 
-/// Most packets that are answered before others have their turn.
-pub(super) const PACKETS: usize = 16;
 /// Requests, at most, that are answered with one reading of the clock.
 const CLOCKED: usize = 256;
 
@@ -34,30 +32,6 @@ const CLOCKED: usize = 256;
 const OF_KEY: u64 = 0xffff;
 
 impl Thread {
-    /// Answers packets whose sockets were looked at.
-    pub(super) fn answer_some(&mut self) {
-        for _ in 0..PACKETS {
-            let Some(inspected) = self.inspected.pop_front() else {
-                return;
-            };
-            let Inspected {
-                packet,
-                sockets,
-                rest,
-            } = inspected;
-            self.closers.close_rest(rest);
-            let place = packet.place;
-            let Some(Some(program)) = self.programs.get_mut(place) else {
-                continue;
-            };
-            if program.number == packet.program {
-                program.waiting -= 1;
-                self.answer_all(&packet, &sockets);
-                self.watch(place);
-            }
-        }
-    }
-
     /// Answers a packet. `sockets`: those that came with it.
     pub(super) fn answer_all(&mut self, packet: &Packet, sockets: &[Result<Passed, i32>]) {
         let place = packet.place;
@@ -86,10 +60,10 @@ impl Thread {
         self.flush_one(place);
     }
 
-    /// For how long a packet has waited since it was received, milliseconds. Timers begin then: what
-    /// has come meanwhile, the table knows.
+    /// For how long a packet has waited since it was seen, milliseconds. Timers begin then: what has
+    /// come meanwhile, the table knows.
     fn waited(&self, packet: &Packet) -> u32 {
-        let units = self.registry.table().now().saturating_sub(packet.received);
+        let units = self.registry.table().now().saturating_sub(packet.seen);
         // One less: it is not to be more than it was.
         let waited = self.clock.duration(units.saturating_sub(1)).as_millis();
         u32::try_from(waited).unwrap_or(u32::MAX)

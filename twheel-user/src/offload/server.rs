@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
@@ -24,12 +24,13 @@ use twheel_common::config::Config;
 
 use super::{
     asking::Asking,
-    closing::{Closers, Inspected, Packet},
+    closing::{Closers, Inspected},
     ends::{Ended, Ends, Shared},
     listener::Listener,
-    program::{Program, Received, WAITING},
+    passed::SocketReader,
+    program::Program,
     registry::{Registry, Shape},
-    requests::{LONGEST, PACKETS, refusal, secret},
+    requests::{LONGEST, refusal, secret},
     rights::{self, Peer},
     table::{Mapping, Table as _},
     tally::{Counts, Tally},
@@ -47,10 +48,6 @@ const WELCOMES: usize = 64;
 const NO_DESCRIPTORS: Duration = Duration::from_secs(1);
 /// Places that are looked at in a turn for registrations of programs that have ended.
 const LEAVING: u32 = 8_192;
-/// Most packets that are received from a program before the others have their turn.
-const TURN: usize = 8;
-/// Requests after which the others have it, too.
-const ENOUGH: usize = 256;
 /// Most programs that have their turn before timers have theirs.
 const READY: usize = 16;
 /// How long a restarted twheel waits for programs to reclaim their registrations.
@@ -93,6 +90,7 @@ impl Offloads {
             counts: Counts::default(),
             ended: Mutex::default(),
             inspected: Mutex::default(),
+            received: Mutex::default(),
             answered: Mutex::default(),
             wake: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
         });
@@ -139,7 +137,7 @@ impl Drop for Offloads {
 /// What epoll returns for the listener and for the wake descriptor; programs follow.
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
-const FIRST: u64 = 2;
+pub(super) const FIRST: u64 = 2;
 
 /// Its state.
 pub(super) struct Thread {
@@ -156,6 +154,8 @@ pub(super) struct Thread {
     pub(super) registry: Registry<Mapping>,
     pub(super) programs: Vec<Option<Program>>,
     pub(super) closers: Closers,
+    /// `None`: the kernel lacks what is needed. Then descriptors tell what was passed.
+    pub(super) reader: Option<SocketReader>,
     /// How many programs there have been.
     welcomed: u64,
     /// Packets whose sockets were looked at, oldest first.
@@ -212,6 +212,11 @@ impl Thread {
             listener,
             epoll,
             closers: Closers::new(shared.clone(), watched),
+            reader: SocketReader::open()
+                .inspect_err(|error| {
+                    log::warn!("passed sockets are read one by one, which takes longer: {error:#}");
+                })
+                .ok(),
             welcomed: 0,
             inspected: VecDeque::new(),
             ended: VecDeque::new(),
@@ -248,6 +253,7 @@ impl Thread {
                     LISTENER => self.accept(),
                     WAKE => {
                         self.take_ended();
+                        self.take_received();
                         self.take_inspected();
                         self.take_answered();
                         self.resume();
@@ -404,7 +410,7 @@ impl Thread {
     }
 
     /// Ends a program's registrations.
-    fn end(&mut self, place: usize) {
+    pub(super) fn end(&mut self, place: usize) {
         let Some(program) = self.programs.get_mut(place).and_then(Option::take) else {
             return;
         };
@@ -422,107 +428,12 @@ impl Thread {
         self.closers.close_connection(uid, program.into_socket());
     }
 
-    /// Something has come from a program, or it can be sent something, or it has gone.
-    fn ready(&mut self, place: usize, flags: EpollFlags) {
-        let Some(Some(program)) = self.programs.get(place) else {
-            return;
-        };
-        match program.is_stalled || program.waiting >= WAITING {
-            true if flags.contains(EpollFlags::EPOLLHUP) => self.end(place),
-            true => {}
-            false => self.serve(place),
-        }
-    }
-
-    /// Asks those programs for more again whose users' descriptors were closed.
-    fn resume(&mut self) {
-        for place in 0..self.programs.len() {
-            if let Some(Some(program)) = self.programs.get_mut(place)
-                && program.is_stalled
-                && !self.closers.is_behind(program.peer.uid)
-            {
-                program.is_stalled = false;
-                self.watch(place);
-            }
-        }
-    }
-
-    /// Awaits what a program is to do next.
-    pub(super) fn watch(&self, place: usize) {
-        let Some(Some(program)) = self.programs.get(place) else {
-            return;
-        };
-        let awaits = match program {
-            _ if program.is_behind() => EpollFlags::EPOLLOUT,
-            _ if program.is_stalled || program.waiting >= WAITING => EpollFlags::empty(),
-            _ => EpollFlags::EPOLLIN,
-        };
-        let mut event = EpollEvent::new(awaits, place as u64 + FIRST);
-        // Fails only if the descriptor is not watched.
-        let _ = self.epoll.modify(program, &mut event);
-    }
-
     /// Reads the clock. Timers begin when it was read last: with an older time they would be early.
     pub(super) fn read_clock(&self) {
         // If it cannot be read, the thread ends when it is read next.
         if let Ok(now) = self.sweep.now() {
             self.registry.table().set_now(now);
         }
-    }
-
-    fn serve(&mut self, place: usize) {
-        let mut received = 0;
-        for _ in 0..TURN {
-            let Some(Some(program)) = self.programs.get_mut(place) else {
-                return;
-            };
-            // A program that does not read its answers is not asked for more. And what was looked at
-            // comes first: it has descriptors.
-            if program.is_behind() || self.inspected.len() >= PACKETS {
-                return;
-            }
-            let uid = program.peer.uid;
-            if program.waiting >= WAITING || self.closers.is_behind(uid) {
-                program.is_stalled = program.waiting < WAITING;
-                return self.watch(place);
-            }
-            let mut passed = Vec::new();
-            let (number, requests) = match program.receive(&mut self.buffer, &mut passed) {
-                Received::Nothing => return,
-                Received::End => {
-                    self.closers.close(uid, passed);
-                    return self.end(place);
-                }
-                Received::Bad { number, error } => (number, Err(error)),
-                Received::Requests { number, requests } => (number, Ok(requests)),
-            };
-            let mut packet = Packet {
-                place,
-                program: program.number,
-                number,
-                received: u64::MAX,
-                requests,
-            };
-            received += packet.requests.as_ref().map_or(1, Vec::len);
-            // The answers have the order of the packets.
-            if passed.is_empty() && program.waiting == 0 {
-                self.answer_all(&packet, &[]);
-            } else {
-                program.waiting += 1;
-                self.read_clock();
-                packet.received = self.registry.table().now();
-                self.closers.inspect(uid, packet, passed);
-            }
-            if received >= ENOUGH {
-                return;
-            }
-        }
-    }
-
-    fn take_inspected(&mut self) {
-        let inspected = self.shared.inspected.lock();
-        let inspected = std::mem::take(&mut *inspected.unwrap_or_else(PoisonError::into_inner));
-        self.inspected.extend(inspected);
     }
 
     pub(super) fn peer(&self, owner: u16) -> Option<Peer> {

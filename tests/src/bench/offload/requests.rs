@@ -15,6 +15,7 @@ use serde_json::json;
 use twheel::pins::Instance;
 use twheel_client::{
     channel::{Channel, Packet},
+    cookie_of,
     protocol::{BATCH, Op, Reply, Request, SOCKETS, life},
 };
 use twheel_tests::{
@@ -198,7 +199,11 @@ fn passed(report: &mut Report, path: &Path) -> Result<()> {
         let replies = thread::scope(|scope| -> Result<_> {
             let sender = scope.spawn(|| {
                 let mut packets = sockets.chunks(SOCKETS);
-                packets.try_for_each(|some| channel.send(1, &vec![request; some.len()], some))
+                packets.try_for_each(|some| {
+                    // As the client library does, to know a socket again.
+                    some.iter().try_for_each(|it| cookie_of(*it).map(drop))?;
+                    channel.send(1, &vec![request; some.len()], some)
+                })
             });
             let replies = receive(&channel, sockets.len());
             sender.join().expect("the sender panicked")?;
