@@ -9,7 +9,6 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use nix::sys::resource::{Resource, rlim_t};
 use twheel_client::{
     channel::Channel,
     protocol::{self, BATCH, Kind, Op, Request},
@@ -182,21 +181,7 @@ fn cpu_time(pid: u32) -> Result<Duration> {
 fn without_descriptors_it_waits_for_some() -> Result<()> {
     let lab = Lab::new("descriptor-limit", &[])?;
     lab.withstands("more programs than descriptors", || {
-        let most = lab.standing()?.files as rlim_t + 8;
-        let limit = libc::rlimit {
-            rlim_cur: most,
-            rlim_max: most,
-        };
-        // SAFETY: the limit outlives the call, and the process is a child of this one.
-        let set = unsafe {
-            libc::prlimit(
-                lab.twheel.pid() as i32,
-                Resource::RLIMIT_NOFILE as _,
-                &raw const limit,
-                std::ptr::null_mut(),
-            )
-        };
-        ensure!(set == 0, "{}", io::Error::last_os_error());
+        lab.limit_descriptors(lab.standing()?.files + 8)?;
         let first = lab.raw()?;
         let mut others = Vec::new();
         for _ in 0..40 {
@@ -222,6 +207,25 @@ fn without_descriptors_it_waits_for_some() -> Result<()> {
         let connection = lab.connect(0)?;
         let found = first.error(start(60_000, DATA, 1), &[connection.server.as_fd()])?;
         ensure!(found == libc::EMFILE, "{found}");
+        Ok(())
+    })?;
+    lab.end()
+}
+
+/// If twheel has descriptors for some of what was passed, and not for all, it keeps none.
+#[test]
+fn what_is_received_in_part_is_closed() -> Result<()> {
+    let lab = Lab::new("part", &[])?;
+    lab.withstands("more than there are descriptors", || {
+        let (raw, null) = (lab.raw()?, std::fs::File::open("/dev/null")?);
+        let before = lab.standing()?.files;
+        let limit = lab.limit_descriptors(before + 3)?;
+        for _ in 0..5 {
+            let replies = raw.ask(&[start(60_000, DATA, 1)], &[null.as_fd(); 30]);
+            ensure!(matches!(replies?[..], [reply] if reply.error == libc::EMFILE as u32));
+        }
+        lab.limit_descriptors(limit)?;
+        ensure!(raw.error(about(Op::Stop, 7), &[])? == libc::ENOENT);
         Ok(())
     })?;
     lab.end()

@@ -147,6 +147,29 @@ impl Lab {
         })
     }
 
+    /// Sets how many descriptors it may have; returns how many it might have before.
+    fn limit_descriptors(&self, count: usize) -> Result<usize> {
+        let mut before = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        let pid = self.twheel.pid() as i32;
+        let set = |new: *const libc::rlimit, old: *mut libc::rlimit| {
+            // SAFETY: both are null, or limits that outlive the call; the process is a child of this
+            // one.
+            let done = unsafe { libc::prlimit(pid, libc::RLIMIT_NOFILE, new, old) };
+            ensure!(done == 0, "{}", std::io::Error::last_os_error());
+            Ok(())
+        };
+        set(std::ptr::null(), &raw mut before)?;
+        let new = libc::rlimit {
+            rlim_cur: count as libc::rlim_t,
+            ..before
+        };
+        set(&raw const new, std::ptr::null_mut())?;
+        Ok(before.rlim_cur as usize)
+    }
+
     /// Resident memory in KiB.
     fn memory(&self) -> Result<usize> {
         Ok(self.twheel.held()?[0])

@@ -225,6 +225,9 @@ fn who_passes_many_sockets_goes_on_beside_those_that_are_slow_to_close() -> Resu
             .iter()
             .map(|it| cookie_of(it.server.as_fd()).map(drop));
         are_known.collect::<std::io::Result<()>>()?;
+        for _ in 0..3 {
+            serves_many(&own, &served)?;
+        }
         // twheel closes one after the other, each for as long as its client lives, which is until the
         // other user was served twice more.
         for client in clients {

@@ -1,8 +1,8 @@
 //! Receives what programs have passed, looks at it and closes it; and asks the kernel of their sockets.
 //! Each may take for as long as a program likes: a socket is locked while data is sent from memory that
 //! comes late, and whoever lets go of the last copy of a descriptor waits for data to be sent
-//! (`SO_LINGER`), or for a file system. So two threads do that for each user, one of them each, and the
-//! others' programs go on.
+//! (`SO_LINGER`), or for a file system. So each user has two threads, one that looks and one that
+//! closes, and the others' programs go on.
 
 use std::{
     collections::HashMap,
@@ -21,7 +21,7 @@ use twheel_client::protocol::{Request, SOCKETS};
 use super::{
     asking::{self, Question},
     ends::Shared,
-    program::{Program, let_go, take},
+    program::{Connection, Program},
     rights::{self, Passed},
     watched::Watched,
 };
@@ -38,7 +38,7 @@ pub(super) struct Packet {
     pub(super) program: u64,
     /// The packet's number.
     pub(super) number: u64,
-    /// The clock when it was seen, units; `u64::MAX`: it is answered at once.
+    /// The clock when it was seen, units; `u64::MAX`: it is answered at once, with the time of then.
     pub(super) seen: u64,
     /// The requests; or an error number for all of it.
     pub(super) requests: Result<Vec<Request>, i32>,
@@ -51,6 +51,14 @@ pub(super) struct Inspected {
     pub(super) rest: Rest,
 }
 
+/// The first packet of a program is received. Its requests were answered before.
+pub(super) struct Taken {
+    /// The program's place and number.
+    pub(super) place: usize,
+    pub(super) program: u64,
+    pub(super) rest: Option<Rest>,
+}
+
 /// What is yet to be closed.
 pub(super) struct Rest {
     descriptors: Vec<OwnedFd>,
@@ -59,9 +67,9 @@ pub(super) struct Rest {
     files: usize,
 }
 
-/// If as many files of a user's programs are to be received or closed, they are asked for no more.
+/// Once so many files of a user wait to be received or closed, its programs are asked for no more.
 const ENOUGH: usize = 2 * SOCKETS;
-/// If there are more connections of a user that are not closed, no more are accepted.
+/// If there are as many connections of a user, no more are accepted.
 const CONNECTIONS: usize = 2_048;
 
 /// The threads.
@@ -84,8 +92,8 @@ struct User {
 #[derive(Default)]
 struct Open {
     files: AtomicUsize,
-    /// How many of these are connections of programs.
-    connections: AtomicUsize,
+    /// The connections of its programs, until they are closed.
+    connections: Arc<AtomicUsize>,
     /// The serving thread is to be woken when that is less.
     is_awaited: AtomicBool,
 }
@@ -105,7 +113,8 @@ impl User {
     fn is_done(&self) -> bool {
         let works = [&self.closes, &self.looks];
         let has_ended = |it: &Worker| it.jobs.load(Ordering::SeqCst) >= GONE;
-        works.into_iter().flatten().all(has_ended) && self.open.files.load(Ordering::SeqCst) == 0
+        let is_open = self.connections() + self.open.files.load(Ordering::SeqCst) > 0;
+        works.into_iter().flatten().all(has_ended) && !is_open
     }
 
     fn connections(&self) -> usize {
@@ -118,6 +127,12 @@ struct Worker {
     queue: Sender<Job>,
     /// How many it has not done; [`GONE`]: it has ended.
     jobs: Arc<AtomicUsize>,
+}
+
+impl Worker {
+    fn is_busy(&self) -> bool {
+        (1..GONE).contains(&self.jobs.load(Ordering::SeqCst))
+    }
 }
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -134,27 +149,30 @@ impl Closers {
         }
     }
 
-    /// Has a connection of a user's program closed, with what the program has passed and nobody has
-    /// received.
-    pub(super) fn close_connection(&mut self, uid: u32, socket: Arc<OwnedFd>) {
+    /// A connection of a program of this user.
+    pub(super) fn connection(&mut self, uid: u32, socket: OwnedFd) -> Connection {
+        let user = self.users.entry(uid).or_default();
+        Connection::new(socket, user.open.connections.clone())
+    }
+
+    /// Has a connection closed, with what its program has passed and nobody has received.
+    pub(super) fn close_connection(&mut self, uid: u32, connection: Arc<Connection>) {
         let shared = self.shared.clone();
         let (user, open) = self.open(uid, 1);
-        open.connections.fetch_add(1, Ordering::SeqCst);
         let close = move || {
-            // If the other thread receives from it, that one closes it: of at most `ENOUGH`.
-            drop(socket);
-            open.connections.fetch_sub(1, Ordering::SeqCst);
+            // If the other thread receives from it, that one closes it afterwards.
+            drop(connection);
             open.closed(1, &shared);
         };
         give(&mut user.closes, "twheel-close", Box::new(close));
     }
 
-    /// How many connections of a user's programs are not closed yet.
+    /// How many connections of a user's programs there are. Some may be ended and not closed yet.
     pub(super) fn connections(&self, uid: u32) -> usize {
         self.users.get(&uid).map_or(0, User::connections)
     }
 
-    /// The user, if there is one, whose connections are not closed, so that none are accepted.
+    /// The user, if there is one, that has so many connections that no more are accepted.
     pub(super) fn full(&self) -> Option<u32> {
         let mut users = self.users.iter();
         let full = users.find(|(_, user)| user.connections() >= CONNECTIONS);
@@ -162,43 +180,68 @@ impl Closers {
     }
 
     /// Has the first packet of a program received, whose requests and sockets were read, and so many
-    /// files let go of. The serving thread is woken when that is [done](Shared::received).
+    /// files let go of. The serving thread is woken when it is [received](Shared::received).
     pub(super) fn let_go(&mut self, place: usize, program: &mut Program, files: usize) {
         program.is_receiving = true;
-        let (number, socket) = (program.number, program.socket());
-        let shared = self.shared.clone();
+        let (uid, connection) = (program.peer.uid, program.connection());
+        let program = program.number;
+        let [shared, telling] = [(); 2].map(|()| self.shared.clone());
         let files = files.max(1);
-        let (user, open) = self.open(program.peer.uid, files);
-        let job = move || {
-            let_go(&socket);
-            drop(socket);
-            let received = shared.received.lock();
+        let (user, open) = self.open(uid, files);
+        let tell = move |rest| {
+            let received = telling.received.lock();
             let mut received = received.unwrap_or_else(PoisonError::into_inner);
-            received.push((place, number));
+            received.push(Taken {
+                place,
+                program,
+                rest,
+            });
             drop(received);
-            open.closed(files, &shared);
             // If the counter is full, the thread is awake anyway.
-            let _ = shared.wake.write(1);
+            let _ = telling.wake.write(1);
         };
-        give(&mut user.closes, "twheel-close", Box::new(job));
+        if user.closes.as_ref().is_some_and(Worker::is_busy) {
+            // That may take long. The other thread receives the descriptors, which are closed later.
+            let receive = move || {
+                let mut descriptors = Vec::new();
+                // What could not be received was let go of.
+                let _ = connection.take(&mut descriptors);
+                drop(connection);
+                tell(Some(Rest {
+                    descriptors,
+                    uid,
+                    files,
+                }));
+            };
+            return give(&mut user.looks, "twheel-look", Box::new(receive));
+        }
+        let let_go = move || {
+            connection.let_go();
+            drop(connection);
+            open.closed(files, &shared);
+            tell(None);
+        };
+        give(&mut user.closes, "twheel-close", Box::new(let_go));
     }
 
     /// Has the first packet of a program received, with at most so many files, and these looked at.
     /// The serving thread is woken when that is [done](Shared::inspected).
     pub(super) fn inspect(&mut self, program: &mut Program, mut packet: Packet, most: usize) {
         program.is_receiving = true;
-        let (uid, socket) = (program.peer.uid, program.socket());
+        let (uid, connection) = (program.peer.uid, program.connection());
         let (shared, watched) = (self.shared.clone(), self.watched.clone());
         // Its requests wait, too.
         let requests = packet.requests.as_ref().map_or(0, Vec::len);
         let files = most.max(requests).max(1);
-        let (user, _) = self.open(uid, files);
+        let (user, open) = self.open(uid, files);
         let look = move || {
             let mut descriptors = Vec::new();
-            if let Err(error) = take(&socket, &mut descriptors) {
+            if let Err(error) = connection.take(&mut descriptors) {
                 packet.requests = Err(error);
             }
-            drop(socket);
+            drop(connection);
+            let held = descriptors.len().max(requests).max(1);
+            open.closed(files - held, &shared);
             let is_established = |ends| watched.is_established(ends);
             let look = |it: &OwnedFd| rights::passed(it.as_fd(), watched.namespace, is_established);
             let done = Inspected {
@@ -207,7 +250,7 @@ impl Closers {
                 rest: Rest {
                     descriptors,
                     uid,
-                    files,
+                    files: held,
                 },
             };
             let inspected = shared.inspected.lock();

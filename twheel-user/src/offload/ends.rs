@@ -8,7 +8,11 @@ use std::sync::{
 use nix::sys::eventfd::EventFd;
 use twheel_common::{event::Record, key::FlowKey};
 
-use super::{asking::Question, closing::Inspected, tally::Counts};
+use super::{
+    asking::Question,
+    closing::{Inspected, Taken},
+    tally::Counts,
+};
 
 /// If as many ends wait for the thread, it is told of no more.
 const MOST: usize = 1 << 18;
@@ -29,8 +33,8 @@ pub(super) struct Shared {
     pub(super) ended: Mutex<Vec<Ended>>,
     /// Packets whose sockets were looked at.
     pub(super) inspected: Mutex<Vec<Inspected>>,
-    /// Programs whose first packets were received, by place and number.
-    pub(super) received: Mutex<Vec<(usize, u64)>>,
+    /// Packets that were received after they were answered.
+    pub(super) received: Mutex<Vec<Taken>>,
     /// Registrations that are over, of which the kernel was asked.
     pub(super) answered: Mutex<Vec<Question>>,
     pub(super) wake: EventFd,

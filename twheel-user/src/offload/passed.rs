@@ -183,32 +183,39 @@ impl Report<'_> {
 
     /// The address of its network namespace in the kernel.
     fn namespace(&self) -> u64 {
-        u64::from_ne_bytes(self.of_socket(self.1.namespace))
+        u64::from_ne_bytes(self.bytes(HEAD + self.1.namespace))
     }
 
     /// `None`: it is not established, or nobody has asked for its cookie.
     fn passed(&self) -> Option<Passed> {
-        /// `TCP_ESTABLISHED` of `include/net/tcp_states.h`.
-        const ESTABLISHED: u8 = 1;
-        let Self(report, common) = *self;
         // Its owner may connect it elsewhere meanwhile. Read twice with the same result, it is of one
         // connection, unless both readings were interrupted at the same place for as long as that
         // takes.
-        let (once, twice) = report[HEAD / WORD..].split_at(common.bytes / WORD);
-        let is_one = twice.starts_with(once);
-        let [state] = self.of_socket(common.state);
-        let (local, remote) = match u16::from_ne_bytes(self.of_socket(common.family)).into() {
-            libc::AF_INET => (self.v4(common.local), self.v4(common.remote)),
-            libc::AF_INET6 => (self.v6(common.local_v6), self.v6(common.remote_v6)),
+        let [once, again] = [0, self.1.bytes].map(|at| self.reading(HEAD + at));
+        once.filter(|_| once == again)
+    }
+
+    /// One of the two readings, which begins there.
+    fn reading(&self, at: usize) -> Option<Passed> {
+        /// `TCP_ESTABLISHED` of `include/net/tcp_states.h`.
+        const ESTABLISHED: u8 = 1;
+        let Self(_, common) = *self;
+        let [state] = self.bytes(at + common.state);
+        let (local, remote) = match u16::from_ne_bytes(self.bytes(at + common.family)).into() {
+            libc::AF_INET => (self.v4(at + common.local), self.v4(at + common.remote)),
+            libc::AF_INET6 => (
+                self.v6(at + common.local_v6),
+                self.v6(at + common.remote_v6),
+            ),
             _ => return None,
         };
-        let local_port = u16::from_ne_bytes(self.of_socket(common.local_port));
-        let remote_port = u16::from_be_bytes(self.of_socket(common.remote_port));
-        let cookie = u64::from_ne_bytes(self.of_socket(common.cookie));
+        let local_port = u16::from_ne_bytes(self.bytes(at + common.local_port));
+        let remote_port = u16::from_be_bytes(self.bytes(at + common.remote_port));
+        let cookie = u64::from_ne_bytes(self.bytes(at + common.cookie));
         let is_whole = state == ESTABLISHED
             && ![local, remote].iter().any(IpAddr::is_unspecified)
             && ![local_port, remote_port].contains(&0);
-        (is_one && is_whole && cookie != 0).then(|| Passed {
+        (is_whole && cookie != 0).then(|| Passed {
             local: SocketAddr::new(local, local_port),
             remote: SocketAddr::new(remote, remote_port),
             cookie,
@@ -216,15 +223,11 @@ impl Report<'_> {
     }
 
     fn v4(&self, at: usize) -> IpAddr {
-        Ipv4Addr::from(self.of_socket::<4>(at)).into()
+        Ipv4Addr::from(self.bytes::<4>(at)).into()
     }
 
     fn v6(&self, at: usize) -> IpAddr {
-        IpAddr::from(Ipv6Addr::from(self.of_socket::<16>(at))).to_canonical()
-    }
-
-    fn of_socket<const N: usize>(&self, at: usize) -> [u8; N] {
-        self.bytes(HEAD + at)
+        IpAddr::from(Ipv6Addr::from(self.bytes::<16>(at))).to_canonical()
     }
 
     fn bytes<const N: usize>(&self, at: usize) -> [u8; N] {

@@ -3,13 +3,19 @@
 use std::{
     collections::VecDeque,
     io::{self, IoSliceMut},
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
-    sync::Arc,
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
-use nix::{
-    cmsg_space,
-    sys::socket::{ControlMessageOwned, MsgFlags, UnixAddr, recv, recvmsg, send},
+use rustix::{
+    io::Errno,
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send,
+    },
 };
 use twheel_client::protocol::{
     self, BATCH, Event, Header, Kind, MAX_PACKET, Reply, Request, SOCKETS,
@@ -20,8 +26,8 @@ use super::rights::Peer;
 
 /// A program's connection.
 pub struct Program {
-    /// Also of the thread that receives what was passed, while it does.
-    socket: Arc<OwnedFd>,
+    /// Also the thread's that receives what was passed, while it does.
+    connection: Arc<Connection>,
     /// Who it is.
     pub peer: Peer,
     /// Its registrations, and the ends of such that it has not yet received.
@@ -58,9 +64,9 @@ pub enum Waiting {
 
 impl Program {
     /// From its connection. `number`: of the program.
-    pub fn new(socket: OwnedFd, peer: Peer, number: u64) -> Self {
+    pub fn new(connection: Connection, peer: Peer, number: u64) -> Self {
         Self {
-            socket: Arc::new(socket),
+            connection: Arc::new(connection),
             peer,
             held: 0,
             is_stalled: false,
@@ -72,13 +78,13 @@ impl Program {
     }
 
     /// Its connection. What was not received may have descriptors, too.
-    pub fn into_socket(self) -> Arc<OwnedFd> {
-        self.socket
+    pub fn into_connection(self) -> Arc<Connection> {
+        self.connection
     }
 
     /// Its connection, for the thread that receives its first packet.
-    pub fn socket(&self) -> Arc<OwnedFd> {
-        self.socket.clone()
+    pub fn connection(&self) -> Arc<Connection> {
+        self.connection.clone()
     }
 
     /// Looks at the first packet, without waiting. It stays there, with what was passed: to take that
@@ -86,10 +92,11 @@ impl Program {
     pub fn peek(&self, buffer: &mut Vec<u8>) -> Waiting {
         buffer.resize(MAX_PACKET, 0);
         let mut parts = [IoSliceMut::new(buffer)];
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK;
-        let descriptor = self.socket.as_raw_fd();
-        let message = match recvmsg::<UnixAddr>(descriptor, &mut parts, None, flags) {
-            Err(nix::Error::EAGAIN | nix::Error::EINTR) => return Waiting::Nothing,
+        // Without room for what was passed.
+        let mut rights = RecvAncillaryBuffer::default();
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        let message = match recvmsg(&self.connection, &mut parts, &mut rights, flags) {
+            Err(Errno::AGAIN | Errno::INTR) => return Waiting::Nothing,
             Err(_) => return Waiting::End,
             Ok(message) => message,
         };
@@ -99,7 +106,7 @@ impl Program {
         }
         let packet = &buffer[..bytes];
         let number = Header::read_from_prefix(packet).map_or(0, |(header, _)| header.number);
-        let is_cut = flags.contains(MsgFlags::MSG_TRUNC);
+        let is_cut = flags.contains(ReturnFlags::TRUNC);
         let (number, requests) = match protocol::read(packet, Kind::Requests) {
             _ if is_cut => (number, Err(libc::EMSGSIZE)),
             Ok((number, requests)) => (number, Ok(requests)),
@@ -108,14 +115,13 @@ impl Program {
         Waiting::Packet {
             number,
             requests,
-            // No room was given for it.
-            passes: flags.contains(MsgFlags::MSG_CTRUNC),
+            passes: flags.contains(ReturnFlags::CTRUNC),
         }
     }
 
     /// Receives the first packet, with which nothing was passed.
     pub fn let_go(&self) {
-        let_go(&self.socket);
+        self.connection.let_go();
     }
 
     /// Sends a packet after all else.
@@ -159,10 +165,10 @@ impl Program {
         self.pack_events();
         let mut told = 0;
         while let Some(packet) = self.packets.front() {
-            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-            match send(self.socket.as_raw_fd(), packet, flags) {
-                Err(nix::Error::EAGAIN | nix::Error::ENOBUFS) => break,
-                Err(nix::Error::EINTR) => continue,
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match send(&self.connection, packet, flags) {
+                Err(Errno::AGAIN | Errno::NOBUFS) => break,
+                Err(Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
                 Ok(_) => {}
             }
@@ -179,50 +185,76 @@ impl Program {
 
 impl AsFd for Program {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.connection.as_fd()
     }
 }
 
-/// Takes the first packet that waits at a connection, and lets go of what was passed. That may take
-/// long, unless it is nothing.
-pub fn let_go(socket: &OwnedFd) {
-    let receive = || recv(socket.as_raw_fd(), &mut [], MsgFlags::MSG_DONTWAIT);
-    // The first call may tell instead that the other end was closed.
-    if receive() == Err(nix::Error::ECONNRESET) {
-        let _ = receive();
-    }
+/// A program's connection. It counts as its user's until it is closed, with what its program has passed
+/// and nobody has received.
+pub struct Connection {
+    /// `None`: it is being closed.
+    socket: Option<OwnedFd>,
+    count: Arc<AtomicUsize>,
 }
 
-/// Takes the first packet that waits at a connection, and the descriptors that were passed.
-///
-/// # Errors
-///
-/// EMFILE if this process may have no more. Those that it has taken are added all the same; to let go
-/// of the others may take long.
-pub fn take(socket: &OwnedFd, passed: &mut Vec<OwnedFd>) -> Result<(), i32> {
-    let mut receive = || {
-        let mut rights = cmsg_space!([i32; SOCKETS]);
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-        let descriptor = socket.as_raw_fd();
-        let message = recvmsg::<UnixAddr>(descriptor, &mut [], Some(&mut rights), flags)?;
-        for part in message.cmsgs().into_iter().flatten() {
-            if let ControlMessageOwned::ScmRights(descriptors) = part {
-                // SAFETY: the kernel has just opened these for this process, and nothing else knows
-                // them.
-                let owned = |descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) };
-                passed.extend(descriptors.into_iter().map(owned));
+impl Connection {
+    /// Counts it there.
+    pub fn new(socket: OwnedFd, count: Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        let socket = Some(socket);
+        Self { socket, count }
+    }
+
+    /// Takes the first packet that waits, and lets go of what was passed. That may take long, unless it
+    /// is nothing.
+    pub fn let_go(&self) {
+        let receive = || rustix::net::recv(self, &mut [0_u8; 0], RecvFlags::DONTWAIT);
+        // The first call may tell instead that the other end was closed.
+        if receive() == Err(Errno::CONNRESET) {
+            let _ = receive();
+        }
+    }
+
+    /// Takes the first packet that waits. The descriptors that were passed are added to these.
+    ///
+    /// # Errors
+    ///
+    /// EMFILE if this process may have no more: some were added. To let go of the others may take long.
+    pub fn take(&self, passed: &mut Vec<OwnedFd>) -> Result<(), i32> {
+        let mut receive = || {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS))];
+            let mut rights = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+            let message = rustix::net::recvmsg(self, &mut [], &mut rights, flags)?;
+            for part in rights.drain() {
+                if let RecvAncillaryMessage::ScmRights(descriptors) = part {
+                    passed.extend(descriptors);
+                }
             }
-        }
-        // There is room for as many as can be sent.
-        match message.flags.contains(MsgFlags::MSG_CTRUNC) {
-            true => Err(nix::Error::EMFILE),
-            false => Ok(()),
-        }
-    };
-    // As in `let_go`.
-    let received = match receive() {
-        Err(nix::Error::ECONNRESET) => receive(),
-        received => received,
-    };
-    received.map_err(|error| error as i32)
+            // There is room for as many as can be sent.
+            match message.flags.contains(ReturnFlags::CTRUNC) {
+                true => Err(Errno::MFILE),
+                false => Ok(()),
+            }
+        };
+        let received = match receive() {
+            Err(Errno::CONNRESET) => receive(),
+            received => received,
+        };
+        received.map_err(Errno::raw_os_error)
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let socket = self.socket.as_ref().expect("it is closed when dropped");
+        socket.as_fd()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        drop(self.socket.take());
+        self.count.fetch_sub(1, Ordering::SeqCst);
+    }
 }

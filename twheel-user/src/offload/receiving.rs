@@ -62,7 +62,7 @@ impl Thread {
     }
 
     fn serve(&mut self, place: usize) {
-        let mut seen = 0;
+        let mut answered = 0;
         for _ in 0..TURN {
             let Some(Some(program)) = self.programs.get_mut(place) else {
                 return;
@@ -85,7 +85,7 @@ impl Thread {
                     passes,
                 } => (number, requests, passes),
             };
-            let packet = Packet {
+            let mut packet = Packet {
                 place,
                 program: program.number,
                 number,
@@ -93,32 +93,29 @@ impl Thread {
                 requests,
             };
             if passes {
+                self.read_clock();
+                packet.seen = self.registry.table().now();
                 // The answers have the order of the packets, so the next one waits.
                 return self.serve_passed(packet);
             }
             program.let_go();
-            seen += packet.requests.as_ref().map_or(1, Vec::len);
+            answered += packet.requests.as_ref().map_or(1, Vec::len);
             self.answer_all(&packet, &[]);
-            if seen >= ENOUGH {
+            if answered >= ENOUGH {
                 return;
             }
         }
     }
 
     /// Answers a program's first packet, with which something was passed, or has it looked at.
-    fn serve_passed(&mut self, mut packet: Packet) {
+    fn serve_passed(&mut self, packet: Packet) {
         let place = packet.place;
-        let Some(Some(program)) = self.programs.get(place) else {
+        let Some(Some(program)) = self.programs.get_mut(place) else {
             return;
         };
         let read = self.reader.as_ref().and_then(|it| it.read(program.as_fd()));
         let files = read.as_ref().map_or(SOCKETS, Vec::len);
         let all = read.and_then(|it| it.into_iter().collect::<Option<Vec<_>>>());
-        self.read_clock();
-        packet.seen = self.registry.table().now();
-        let Some(Some(program)) = self.programs.get_mut(place) else {
-            return;
-        };
         if packet.requests.is_err() || all.is_some() {
             self.closers.let_go(place, program, files);
             let all: Vec<_> = all.into_iter().flatten().map(Ok).collect();
@@ -133,9 +130,13 @@ impl Thread {
     pub(super) fn take_received(&mut self) {
         let received = self.shared.received.lock();
         let received = mem::take(&mut *received.unwrap_or_else(PoisonError::into_inner));
-        for (place, number) in received {
+        for taken in received {
+            if let Some(rest) = taken.rest {
+                self.closers.close_rest(rest);
+            }
+            let place = taken.place;
             if let Some(Some(program)) = self.programs.get_mut(place)
-                && program.number == number
+                && program.number == taken.program
             {
                 program.is_receiving = false;
                 self.watch(place);

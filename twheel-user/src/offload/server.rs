@@ -354,10 +354,8 @@ impl Thread {
 
     /// A place for a program of this user.
     fn place_for(&self, uid: u32) -> Option<usize> {
-        let all = self.programs.iter().flatten();
-        let held = all.filter(|program| program.peer.uid == uid).count();
         // One that has ended holds a descriptor until it is closed.
-        if held + self.closers.connections(uid) >= OF_A_USER {
+        if self.closers.connections(uid) >= OF_A_USER {
             return None;
         }
         let is_free = |place: &usize| {
@@ -371,16 +369,18 @@ impl Thread {
         self.closers.forget();
         let peer = Peer::of(socket.as_fd())?;
         self.welcomed += 1;
-        let mut program = Program::new(socket, peer, self.welcomed);
-        let Some(place) = self.place_for(peer.uid) else {
+        let place = self.place_for(peer.uid);
+        let connection = self.closers.connection(peer.uid, socket);
+        let mut program = Program::new(connection, peer, self.welcomed);
+        let Some(place) = place else {
             let replies = [refusal(libc::EUSERS)];
             self.shared.counts.reply(&replies);
             program.reply(0, &replies);
             // Fails if the program has gone.
             let _ = program.flush();
             if !self.listener.is_strict {
-                let socket = program.into_socket();
-                self.closers.close_connection(peer.uid, socket);
+                let connection = program.into_connection();
+                self.closers.close_connection(peer.uid, connection);
             }
             return Ok(());
         };
@@ -425,7 +425,8 @@ impl Thread {
             }
         }
         let uid = program.peer.uid;
-        self.closers.close_connection(uid, program.into_socket());
+        self.closers
+            .close_connection(uid, program.into_connection());
     }
 
     /// Reads the clock. Timers begin when it was read last: with an older time they would be early.
