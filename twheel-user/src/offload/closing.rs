@@ -6,7 +6,7 @@
 
 use std::{
     collections::HashMap,
-    os::fd::{AsFd as _, AsRawFd as _, IntoRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, OwnedFd},
     sync::{
         Arc, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -288,7 +288,7 @@ impl Closers {
         let user = self.users.entry(rest.uid).or_default();
         let (open, shared) = (user.open.clone(), self.shared.clone());
         let close = move || {
-            close(rest.descriptors);
+            drop(rest.descriptors);
             open.closed(rest.files, &shared);
         };
         give(&mut user.closes, "twheel-close", Box::new(close));
@@ -357,26 +357,6 @@ fn work(queued: &Receiver<Job>, jobs: &AtomicUsize) {
                     return;
                 }
             }
-        }
-    }
-}
-
-/// Closes descriptors, with one system call for those that follow one another.
-fn close(mut descriptors: Vec<OwnedFd>) {
-    descriptors.sort_unstable_by_key(OwnedFd::as_raw_fd);
-    let follows = |one: &OwnedFd, next: &OwnedFd| one.as_raw_fd() + 1 == next.as_raw_fd();
-    let runs: Vec<_> = descriptors.chunk_by(follows).map(<[_]>::len).collect();
-    let mut descriptors = descriptors.into_iter();
-    for length in runs {
-        let run: Vec<_> = descriptors.by_ref().take(length).collect();
-        let (first, last) = (
-            run[0].as_raw_fd() as u32,
-            run[length - 1].as_raw_fd() as u32,
-        );
-        // SAFETY: all of the range are owned here.
-        if length > 1 && unsafe { libc::close_range(first, last, 0) } == 0 {
-            // They are closed.
-            run.into_iter().map(OwnedFd::into_raw_fd).for_each(drop);
         }
     }
 }
