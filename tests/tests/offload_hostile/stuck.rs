@@ -1,7 +1,7 @@
 //! Descriptors that keep waiting whoever looks at them, or closes the last copy.
 
 use std::{
-    io::Write,
+    io::{ErrorKind, Read, Write},
     net::TcpStream,
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     ptr,
@@ -14,7 +14,7 @@ use twheel_client::{
     Action, Outcome, cookie_of,
     protocol::{self, Kind, Op},
 };
-use twheel_tests::pair::Connection;
+use twheel_tests::{netns::PATIENCE, pair::Connection};
 
 use crate::{
     DATA, Lab, about, millis,
@@ -421,6 +421,76 @@ fn a_socket_that_is_locked_is_read_in_its_packet() -> Result<()> {
             Ok(())
         })?;
         drop(client);
+        Ok(())
+    })?;
+    lab.end()
+}
+
+/// Ends of which the kernel is being asked are their user's also when their program has ended. And a
+/// connection is not ended that has a packet meanwhile.
+#[test]
+fn what_the_kernel_is_asked_of_is_its_users() -> Result<()> {
+    let lab = Lab::new("asked", &["--offload-limit", "10"])?;
+    rights::open_to_all(&lab)?;
+    lab.withstands("ends that wait behind a locked socket", || {
+        let other = || Other::connect(&lab.path(), NOBODY);
+        let (first, second, third) = (other()?, other()?, other()?);
+        let connections = (0..16).map(|at| lab.connect(at));
+        let all = connections.collect::<Result<Vec<_>>>()?;
+        for it in &all {
+            cookie_of(it.server.as_fd())?;
+        }
+        let destroy = |timeout| {
+            let mut request = start(timeout, DATA, 5);
+            request.action = Action::Destroy as u8;
+            request
+        };
+        let start_all = |other: &Other, request, some: &[Connection]| {
+            let started = some.iter().map(|it| {
+                let sockets = [it.server.as_fd()];
+                other.raw.error(request, &sockets)
+            });
+            started.collect::<Result<Vec<_>>>()
+        };
+        let withheld = Withheld::new()?;
+        ensure!(start_all(&first, destroy(300), &all[..1])? == [0]);
+        std::thread::scope(|scope| -> Result<()> {
+            let sender = scope.spawn(|| withheld.send(&all[0].server));
+            let looked = (|| {
+                std::thread::sleep(millis(700));
+                ensure!(!sender.is_finished(), "the memory was there");
+                ensure!(start_all(&second, destroy(100), &all[1..6])? == [0; 5]);
+                std::thread::sleep(millis(400));
+                drop(second);
+                for it in &all[1..3] {
+                    (&it.client).write_all(b"!")?;
+                }
+                let started = start_all(&third, start(60_000, DATA, 6), &all[6..])?;
+                let refused = [libc::EDQUOT; 6];
+                ensure!(
+                    started[..4] == [0; 4] && started[4..] == refused,
+                    "{started:?}"
+                );
+                lab.serves()
+            })();
+            withheld.appear()?;
+            sender.join().expect("the sender panicked")?;
+            looked
+        })?;
+        let is_open = |it: &Connection| {
+            it.client.set_nonblocking(true)?;
+            let read = (&it.client).read(&mut [0]);
+            Ok(read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock))
+        };
+        let end = Instant::now() + PATIENCE;
+        while all[3..6].iter().map(is_open).collect::<Result<Vec<_>>>()? != [false; 3] {
+            ensure!(Instant::now() < end, "they are not ended");
+        }
+        ensure!(is_open(&all[1])? && is_open(&all[2])?, "they were not idle");
+        // All is answered: there is room.
+        let more = start_all(&third, start(60_000, DATA, 6), &all[10..])?;
+        ensure!(more == [0; 6], "{more:?}");
+        drop((first, third));
         Ok(())
     })?;
     lab.end()

@@ -2,13 +2,17 @@
 //! take for as long as the program likes that has locked the socket, so threads of its user do
 //! that.
 
-use std::{collections::HashMap, mem};
+use std::{
+    collections::HashMap,
+    mem,
+    time::{Duration, Instant},
+};
 
 use anyhow::Result;
 use twheel_client::protocol::{Action, Outcome};
 use twheel_common::{key::FlowKey, state::State};
 
-use super::{closing::Closers, program::Program, registry::Over};
+use super::{closing::Closers, program::Program, registry::Over, watched::Watched};
 use crate::{
     clock::Clock,
     sockets::{FoundSocket, Protocol, Sockets},
@@ -20,21 +24,36 @@ pub(super) struct Question {
     pub(super) key: FlowKey,
     /// The number of its program: another may have its place.
     pub(super) program: u64,
+    /// The program's user, of whose registrations it still is one.
+    pub(super) uid: u32,
+    /// The clock when it was over, units.
+    decided: u64,
+    since: Instant,
 }
+
+/// If a question has waited for longer, a connection is not ended that had a packet since.
+const LONG: Duration = Duration::from_millis(100);
+/// By how much the time of a packet may be ahead, units.
+const AHEAD: u32 = 1;
 
 /// Questions, by user.
 #[derive(Default)]
 pub(super) struct Asking(HashMap<u32, Vec<Question>>);
 
 impl Asking {
-    /// Has it asked how a registration of a program has ended.
-    pub(super) fn add(&mut self, program: &Program, over: Over, key: &FlowKey) {
+    /// Has it asked how a registration of a program has ended. `now`: the clock, units.
+    pub(super) fn add(&mut self, program: &mut Program, over: Over, key: &FlowKey, now: u64) {
+        program.asked += 1;
+        let uid = program.peer.uid;
         let question = Question {
             over,
             key: *key,
             program: program.number,
+            uid,
+            decided: now,
+            since: Instant::now(),
         };
-        self.0.entry(program.peer.uid).or_default().push(question);
+        self.0.entry(uid).or_default().push(question);
     }
 
     /// Has all asked that was added.
@@ -57,7 +76,7 @@ pub(super) fn is_to_be_asked(over: &Over) -> bool {
 }
 
 /// Asks, and does what is to be done. The kernel is asked in this thread's network namespace.
-pub(super) fn answer(questions: &mut [Question], clock: Clock) {
+pub(super) fn answer(questions: &mut [Question], clock: Clock, watched: &Watched) {
     let mut sockets = match Sockets::open() {
         Ok(sockets) => sockets,
         Err(error) => {
@@ -68,13 +87,19 @@ pub(super) fn answer(questions: &mut [Question], clock: Clock) {
             return;
         }
     };
-    for Question { over, key, .. } in questions {
+    for question in questions {
+        let has_waited = question.since.elapsed() > LONG;
+        let Question {
+            over, key, decided, ..
+        } = question;
         let Ok(found) = found(&mut sockets, over, key) else {
             over.outcome = Outcome::Unseen;
             continue;
         };
+        let is_alive = || has_waited && watched.has_packet_after(key, *decided as u32 + AHEAD);
         let is_unseen = match over.outcome {
-            Outcome::Expired => over.entered && !is_idle(found.as_ref(), over, clock),
+            Outcome::Expired if over.entered => !is_idle(found.as_ref(), over, clock),
+            Outcome::Expired => over.action == Action::Destroy && is_alive(),
             Outcome::Closed => lives(found.as_ref(), over),
             Outcome::Unseen => true,
         };

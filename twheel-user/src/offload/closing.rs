@@ -200,7 +200,8 @@ impl Closers {
             // If the counter is full, the thread is awake anyway.
             let _ = telling.wake.write(1);
         };
-        if user.closes.as_ref().is_some_and(Worker::is_busy) {
+        let is_busy = |it: &Option<Worker>| it.as_ref().is_some_and(Worker::is_busy);
+        if is_busy(&user.closes) && !is_busy(&user.looks) {
             // That may take long. The other thread receives the descriptors, which are closed later.
             let receive = move || {
                 let mut descriptors = Vec::new();
@@ -265,9 +266,9 @@ impl Closers {
     /// Has the kernel asked of registrations of a user's programs that are over. The serving thread
     /// is woken when that is [done](Shared::answered).
     pub(super) fn ask(&mut self, uid: u32, mut questions: Vec<Question>, clock: Clock) {
-        let shared = self.shared.clone();
+        let (shared, watched) = (self.shared.clone(), self.watched.clone());
         let ask = move || {
-            asking::answer(&mut questions, clock);
+            asking::answer(&mut questions, clock, &watched);
             let answered = shared.answered.lock();
             let mut answered = answered.unwrap_or_else(PoisonError::into_inner);
             answered.append(&mut questions);

@@ -6,10 +6,7 @@ use twheel_client::protocol::{Event, Outcome};
 use twheel_common::key::FlowKey;
 
 use super::{
-    asking::{Question, is_to_be_asked},
-    ends::Ended,
-    registry::Over,
-    server::Thread,
+    asking::is_to_be_asked, ends::Ended, registry::Over, server::Thread, table::Table as _,
 };
 use crate::flows::Flow;
 
@@ -57,12 +54,13 @@ impl Thread {
 
     /// Tells a program that a registration is over, or has the kernel asked before.
     fn over(&mut self, over: Over, key: &FlowKey) {
-        let program = self.programs.get(usize::from(over.owner));
+        let program = self.programs.get_mut(usize::from(over.owner));
         let Some(Some(program)) = program else {
             return;
         };
+        let now = self.registry.table().now();
         match is_to_be_asked(&over) {
-            true => self.asking.add(program, over, key),
+            true => self.asking.add(program, over, key, now),
             false => self.tell(&over),
         }
     }
@@ -71,12 +69,17 @@ impl Thread {
     pub(super) fn take_answered(&mut self) {
         let answered = self.shared.answered.lock();
         let answered = std::mem::take(&mut *answered.unwrap_or_else(PoisonError::into_inner));
-        for Question { over, program, .. } in answered {
-            let held = self.programs.get(usize::from(over.owner));
+        for question in answered {
+            let over = &question.over;
+            let held = self.programs.get_mut(usize::from(over.owner));
             if let Some(Some(held)) = held
-                && held.number == program
+                && held.number == question.program
             {
-                self.tell(&over);
+                held.asked -= 1;
+                self.tell(over);
+            } else {
+                // Its program has ended.
+                self.give_back_of(question.uid, 1);
             }
         }
     }

@@ -32,6 +32,8 @@ pub struct Program {
     pub peer: Peer,
     /// Its registrations, and the ends of such that it has not yet received.
     pub held: u32,
+    /// Those of them of which the kernel is being asked.
+    pub asked: u32,
     /// It is asked for nothing until its user's descriptors are closed.
     pub is_stalled: bool,
     /// Its number: no other program ever has it.
@@ -69,6 +71,7 @@ impl Program {
             connection: Arc::new(connection),
             peer,
             held: 0,
+            asked: 0,
             is_stalled: false,
             number,
             is_receiving: false,

@@ -418,13 +418,9 @@ impl Thread {
         // Fails only if the descriptor is not watched.
         let _ = self.epoll.delete(&program);
         self.registry.leave(place as u16);
-        if let Some(held) = self.users.get_mut(&program.peer.uid) {
-            *held -= program.held;
-            if *held == 0 {
-                self.users.remove(&program.peer.uid);
-            }
-        }
         let uid = program.peer.uid;
+        // What the kernel is being asked of is its user's until it is answered.
+        self.give_back_of(uid, program.held - program.asked);
         self.closers
             .close_connection(uid, program.into_connection());
     }
@@ -454,8 +450,17 @@ impl Thread {
     pub(super) fn give_back(&mut self, place: usize, number: u32) {
         if let Some(Some(program)) = self.programs.get_mut(place) {
             program.held -= number;
-            if let Some(held) = self.users.get_mut(&program.peer.uid) {
-                *held -= number;
+            let uid = program.peer.uid;
+            self.give_back_of(uid, number);
+        }
+    }
+
+    /// The same, of a user.
+    pub(super) fn give_back_of(&mut self, uid: u32, number: u32) {
+        if let Some(held) = self.users.get_mut(&uid) {
+            *held -= number;
+            if *held == 0 {
+                self.users.remove(&uid);
             }
         }
     }

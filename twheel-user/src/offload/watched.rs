@@ -39,6 +39,13 @@ impl Watched {
             seen.state() == State::Established && seen.is_replied() && !seen.is_unplaced()
         })
     }
+
+    /// Whether a flow is in the table, and its latest packet is of after this time, of the low 32 bits
+    /// of the clock.
+    pub fn has_packet_after(&self, key: &FlowKey, time: u32) -> bool {
+        let found = self.flows.find(&self.hash, key).ok().flatten();
+        found.is_some_and(|flow| flow.word.stamp().wrapping_sub(time) as i32 > 0)
+    }
 }
 
 const PORT_OF_RAW: u16 = PROTO_TCP as u16;
