@@ -8,12 +8,12 @@ use std::{
     collections::HashMap,
     os::fd::{AsFd as _, OwnedFd},
     sync::{
-        Arc, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use twheel_client::protocol::{Request, SOCKETS};
@@ -127,15 +127,27 @@ struct Worker {
     queue: Sender<Job>,
     /// How many it has not done; [`GONE`]: it has ended.
     jobs: Arc<AtomicUsize>,
+    /// When it began its job, or got the first one that waits.
+    began: Arc<Mutex<Instant>>,
 }
 
 impl Worker {
     fn is_busy(&self) -> bool {
         (1..GONE).contains(&self.jobs.load(Ordering::SeqCst))
     }
+
+    /// It may be busy for long.
+    fn is_stuck(&self) -> bool {
+        self.is_busy() && lock(&self.began).elapsed() > SHORT
+    }
 }
 
-type Job = Box<dyn FnOnce() + Send>;
+/// What a thread does, and what it then tells the serving thread, when it is no longer busy with it.
+type Job = Box<dyn FnOnce() -> Tell + Send>;
+type Tell = Box<dyn FnOnce()>;
+
+/// For as long a thread may be busy that is not stuck.
+const SHORT: Duration = Duration::from_millis(20);
 
 const GONE: usize = 1 << (usize::BITS - 1);
 
@@ -162,7 +174,7 @@ impl Closers {
         let close = move || {
             // If the other thread receives from it, that one closes it afterwards.
             drop(connection);
-            open.closed(1, &shared);
+            tell(move || open.closed(1, &shared))
         };
         give(&mut user.closes, "twheel-close", Box::new(close));
     }
@@ -188,39 +200,39 @@ impl Closers {
         let [shared, telling] = [(); 2].map(|()| self.shared.clone());
         let files = files.max(1);
         let (user, open) = self.open(uid, files);
-        let tell = move |rest| {
-            let received = telling.received.lock();
-            let mut received = received.unwrap_or_else(PoisonError::into_inner);
-            received.push(Taken {
+        let told = move |rest| {
+            lock(&telling.received).push(Taken {
                 place,
                 program,
                 rest,
             });
-            drop(received);
             // If the counter is full, the thread is awake anyway.
             let _ = telling.wake.write(1);
         };
-        let is_busy = |it: &Option<Worker>| it.as_ref().is_some_and(Worker::is_busy);
-        if is_busy(&user.closes) && !is_busy(&user.looks) {
+        let is = |it: &Option<Worker>, so: fn(&Worker) -> bool| it.as_ref().is_some_and(so);
+        if is(&user.closes, Worker::is_busy) && !is(&user.looks, Worker::is_stuck) {
             // That may take long. The other thread receives the descriptors, which are closed later.
             let receive = move || {
                 let mut descriptors = Vec::new();
                 // What could not be received was let go of.
                 let _ = connection.take(&mut descriptors);
                 drop(connection);
-                tell(Some(Rest {
+                let rest = Rest {
                     descriptors,
                     uid,
                     files,
-                }));
+                };
+                tell(move || told(Some(rest)))
             };
             return give(&mut user.looks, "twheel-look", Box::new(receive));
         }
         let let_go = move || {
             connection.let_go();
             drop(connection);
-            open.closed(files, &shared);
-            tell(None);
+            tell(move || {
+                open.closed(files, &shared);
+                told(None);
+            })
         };
         give(&mut user.closes, "twheel-close", Box::new(let_go));
     }
@@ -254,11 +266,10 @@ impl Closers {
                     files: held,
                 },
             };
-            let inspected = shared.inspected.lock();
-            let mut inspected = inspected.unwrap_or_else(PoisonError::into_inner);
-            inspected.push(done);
-            drop(inspected);
-            let _ = shared.wake.write(1);
+            tell(move || {
+                lock(&shared.inspected).push(done);
+                let _ = shared.wake.write(1);
+            })
         };
         give(&mut user.looks, "twheel-look", Box::new(look));
     }
@@ -269,11 +280,10 @@ impl Closers {
         let (shared, watched) = (self.shared.clone(), self.watched.clone());
         let ask = move || {
             asking::answer(&mut questions, clock, &watched);
-            let answered = shared.answered.lock();
-            let mut answered = answered.unwrap_or_else(PoisonError::into_inner);
-            answered.append(&mut questions);
-            drop(answered);
-            let _ = shared.wake.write(1);
+            tell(move || {
+                lock(&shared.answered).append(&mut questions);
+                let _ = shared.wake.write(1);
+            })
         };
         let user = self.users.entry(uid).or_default();
         give(&mut user.looks, "twheel-look", Box::new(ask));
@@ -290,7 +300,7 @@ impl Closers {
         let (open, shared) = (user.open.clone(), self.shared.clone());
         let close = move || {
             drop(rest.descriptors);
-            open.closed(rest.files, &shared);
+            tell(move || open.closed(rest.files, &shared))
         };
         give(&mut user.closes, "twheel-close", Box::new(close));
     }
@@ -321,35 +331,52 @@ impl Closers {
 
 /// Gives a thread something to do, or starts another.
 fn give(worker: &mut Option<Worker>, name: &str, job: Job) {
-    if let Some(Worker { queue, jobs }) = worker
-        && jobs.fetch_add(1, Ordering::SeqCst) < GONE
-    {
-        // Cannot fail: it does not end while it has something to do.
-        let _ = queue.send(job);
-        return;
+    if let Some(Worker { queue, jobs, began }) = worker {
+        let before = jobs.fetch_add(1, Ordering::SeqCst);
+        if before == 0 {
+            *lock(began) = Instant::now();
+        }
+        if before < GONE {
+            // Cannot fail: it does not end while it has something to do.
+            let _ = queue.send(job);
+            return;
+        }
     }
     let (queue, queued) = channel();
-    let jobs = Arc::new(AtomicUsize::new(1));
-    let its = jobs.clone();
+    let (jobs, began) = (
+        Arc::new(AtomicUsize::new(1)),
+        Arc::new(Mutex::new(Instant::now())),
+    );
+    let its = (jobs.clone(), began.clone());
     let thread = thread::Builder::new().name(name.to_owned());
-    match thread.spawn(move || work(&queued, &its)) {
+    match thread.spawn(move || work(&queued, &its.0, &its.1)) {
         Ok(_) => {
             let _ = queue.send(job);
-            *worker = Some(Worker { queue, jobs });
+            *worker = Some(Worker { queue, jobs, began });
         }
         Err(error) => {
             log::warn!("cannot start a thread: {error}");
-            job();
+            job()();
         }
     }
 }
 
-fn work(queued: &Receiver<Job>, jobs: &AtomicUsize) {
+fn tell(what: impl FnOnce() + 'static) -> Tell {
+    Box::new(what)
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn work(queued: &Receiver<Job>, jobs: &AtomicUsize, began: &Mutex<Instant>) {
     loop {
         match queued.recv_timeout(IDLE) {
             Ok(job) => {
-                job();
+                *lock(began) = Instant::now();
+                let tell = job();
                 jobs.fetch_sub(1, Ordering::SeqCst);
+                tell();
             }
             Err(RecvTimeoutError::Disconnected) => return,
             Err(RecvTimeoutError::Timeout) => {
