@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     os::fd::{AsFd as _, OwnedFd},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
@@ -20,7 +20,7 @@ use twheel_client::protocol::{Request, SOCKETS};
 
 use super::{
     asking::{self, Question},
-    ends::Shared,
+    ends::{Shared, lock},
     program::{Connection, Program},
     rights::{self, Passed},
     watched::Watched,
@@ -127,7 +127,7 @@ struct Worker {
     queue: Sender<Job>,
     /// How many it has not done; [`GONE`]: it has ended.
     jobs: Arc<AtomicUsize>,
-    /// When it began its job, or got the first one that waits.
+    /// When it began its job, or got it if it had none.
     began: Arc<Mutex<Instant>>,
 }
 
@@ -363,10 +363,6 @@ fn give(worker: &mut Option<Worker>, name: &str, job: Job) {
 
 fn tell(what: impl FnOnce() + 'static) -> Tell {
     Box::new(what)
-}
-
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn work(queued: &Receiver<Job>, jobs: &AtomicUsize, began: &Mutex<Instant>) {

@@ -1,8 +1,11 @@
 //! How the thread learns of flows that ended.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 
 use nix::sys::eventfd::EventFd;
@@ -40,6 +43,16 @@ pub(super) struct Shared {
     pub(super) wake: EventFd,
 }
 
+/// Locks what threads share. A panic cannot leave it half changed.
+pub(super) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes all that waits for the thread.
+pub(super) fn take_all<T>(waiting: &Mutex<Vec<T>>) -> Vec<T> {
+    mem::take(&mut lock(waiting))
+}
+
 /// Tells the thread of flows that ended.
 #[derive(Clone)]
 pub struct Ends(pub(super) Arc<Shared>);
@@ -58,7 +71,7 @@ impl Ends {
             }),
             Record::Begun(_) | Record::Updated(_) | Record::Rto(_) => None,
         });
-        let mut ended = self.0.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ended = lock(&self.0.ended);
         // An end that the thread does not learn of, it finds out when the timeout has passed.
         if ended.len() < MOST {
             ended.extend(ends);

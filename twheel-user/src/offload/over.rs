@@ -1,12 +1,14 @@
 //! What is done when a registration is over.
 
-use std::sync::PoisonError;
-
 use twheel_client::protocol::{Event, Outcome};
 use twheel_common::key::FlowKey;
 
 use super::{
-    asking::is_to_be_asked, ends::Ended, registry::Over, server::Thread, table::Table as _,
+    asking::is_to_be_asked,
+    ends::{Ended, take_all},
+    registry::Over,
+    server::Thread,
+    table::Table as _,
 };
 use crate::flows::Flow;
 
@@ -19,9 +21,7 @@ impl Thread {
     pub(super) fn take_ended(&mut self) {
         // Fails if it was read before.
         let _ = self.shared.wake.read();
-        let waiting = self.shared.ended.lock();
-        let ended = std::mem::take(&mut *waiting.unwrap_or_else(PoisonError::into_inner));
-        self.ended.extend(ended);
+        self.ended.extend(take_all(&self.shared.ended));
     }
 
     pub(super) fn end_some(&mut self) {
@@ -67,9 +67,7 @@ impl Thread {
 
     /// Tells programs of registrations of which the kernel was asked.
     pub(super) fn take_answered(&mut self) {
-        let answered = self.shared.answered.lock();
-        let answered = std::mem::take(&mut *answered.unwrap_or_else(PoisonError::into_inner));
-        for question in answered {
+        for question in take_all(&self.shared.answered) {
             let over = &question.over;
             let held = self.programs.get_mut(usize::from(over.owner));
             if let Some(Some(held)) = held

@@ -1,13 +1,14 @@
 //! Receives the packets of programs. One at a time of each program: the answers have the order of the
 //! packets. A packet with which something was passed is received by a thread of the program's user.
 
-use std::{mem, os::fd::AsFd as _, sync::PoisonError};
+use std::os::fd::AsFd as _;
 
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 use twheel_client::protocol::SOCKETS;
 
 use super::{
     closing::{Inspected, Packet},
+    ends::take_all,
     program::Waiting,
     server::{FIRST, Thread},
     table::Table as _,
@@ -128,9 +129,7 @@ impl Thread {
 
     /// Goes on with programs whose first packets were received.
     pub(super) fn take_received(&mut self) {
-        let received = self.shared.received.lock();
-        let received = mem::take(&mut *received.unwrap_or_else(PoisonError::into_inner));
-        for taken in received {
+        for taken in take_all(&self.shared.received) {
             if let Some(rest) = taken.rest {
                 self.closers.close_rest(rest);
             }
@@ -145,9 +144,7 @@ impl Thread {
     }
 
     pub(super) fn take_inspected(&mut self) {
-        let inspected = self.shared.inspected.lock();
-        let inspected = mem::take(&mut *inspected.unwrap_or_else(PoisonError::into_inner));
-        self.inspected.extend(inspected);
+        self.inspected.extend(take_all(&self.shared.inspected));
     }
 
     /// Answers packets whose sockets were looked at.

@@ -3,14 +3,14 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
 use twheel_client::protocol::{Outcome, Reply};
 
-use super::ends::Shared;
+use super::ends::{Shared, lock};
 
 /// What the thread counts.
 #[derive(Default)]
@@ -33,8 +33,7 @@ impl Counts {
     pub(super) fn reply(&self, replies: &[Reply]) {
         let errors = replies.iter().map(|reply| reply.error);
         for error in errors.filter(|error| *error != 0) {
-            let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-            *refused.entry(error).or_default() += 1;
+            *lock(&self.refused).entry(error).or_default() += 1;
         }
     }
 }
@@ -67,7 +66,6 @@ impl Tally {
 
     /// Requests that were refused, by error number.
     pub fn refused(&self) -> BTreeMap<u32, u64> {
-        let refused = self.0.counts.refused.lock();
-        refused.unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0.counts.refused).clone()
     }
 }

@@ -83,8 +83,11 @@ impl Lookups {
                 continue;
             };
             let known = found(&self.found).get(&flow.birth).cloned();
-            let has_no_process = known.as_ref().map(|owner| owner.pid.is_none());
-            if has_no_process.map_or(is_new, |it| it && is_update) {
+            let asks = match &known {
+                None => is_new,
+                Some(owner) => is_update && owner.pid.is_none(),
+            };
+            if asks {
                 self.ask(flow, names.known_as(&flow)?);
             }
             owners.extend(known.map(|owner| (event.number, owner)));
