@@ -212,6 +212,27 @@ fn without_descriptors_it_waits_for_some() -> Result<()> {
     lab.end()
 }
 
+/// Its rights cannot be read then, so it waits, too.
+#[test]
+fn who_connects_with_the_last_descriptor_has_its_rights_later() -> Result<()> {
+    let lab = Lab::new("last-descriptor", &[])?;
+    lab.withstands("a program for which one descriptor was left", || {
+        let limit = lab.limit_descriptors(lab.standing()?.files + 1)?;
+        let socket = crate::raw::unconnected()?;
+        nix::sys::socket::connect(
+            std::os::fd::AsRawFd::as_raw_fd(&socket),
+            &nix::sys::socket::UnixAddr::new(&lab.path())?,
+        )?;
+        thread::sleep(millis(1_500));
+        lab.limit_descriptors(limit)?;
+        let raw = Raw::welcomed(socket)?;
+        // An administrator.
+        ensure!(raw.error(start_nobodys(60_000, 1, 1), &[])? == 0);
+        Ok(())
+    })?;
+    lab.end()
+}
+
 /// If twheel has descriptors for some of what was passed, and not for all, it keeps none.
 #[test]
 fn what_is_received_in_part_is_closed() -> Result<()> {
@@ -269,6 +290,30 @@ fn what_a_user_may_hold_is_exact() -> Result<()> {
         ensure!(raw[1].events()?.len() == 1);
         ensure!(raw[1].error(request, &[three])? == 0);
         ensure!(raw[1].error(request, &[connections[103].server.as_fd()])? == libc::EDQUOT);
+        Ok(())
+    })?;
+    lab.end()
+}
+
+#[test]
+fn what_a_program_may_hold_is_exact() -> Result<()> {
+    let limits = ["--offload-limit", "5", "--offload-program-limit", "3"];
+    let lab = Lab::new("program-quota", &limits)?;
+    lab.withstands("more than a program may hold", || {
+        let raw = [lab.raw()?, lab.raw()?];
+        let named = |number| start_nobodys(60_000, number, 1);
+        let some: Vec<_> = (0..4).map(named).collect();
+        let replies = raw[0].ask(&some, &[])?;
+        let errors: Vec<_> = replies.iter().map(|reply| reply.error as i32).collect();
+        ensure!(errors == [0, 0, 0, libc::EDQUOT], "{errors:?}");
+        // Another program has two more, which are all of their user.
+        ensure!(raw[1].error(named(4), &[])? == 0);
+        ensure!(raw[1].error(named(5), &[])? == 0);
+        ensure!(raw[1].error(named(6), &[])? == libc::EDQUOT);
+        // Each that is stopped makes room for one.
+        ensure!(raw[0].error(about(Op::Stop, replies[0].id), &[])? == 0);
+        ensure!(raw[0].error(named(7), &[])? == 0);
+        ensure!(raw[0].error(named(8), &[])? == libc::EDQUOT);
         Ok(())
     })?;
     lab.end()

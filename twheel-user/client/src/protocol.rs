@@ -54,7 +54,7 @@ pub struct Welcome {
     pub late: u64,
     /// The longest timeout, milliseconds.
     pub longest: u64,
-    /// Most registrations of this program's user.
+    /// Most registrations of this program.
     pub most: u64,
 }
 

@@ -163,6 +163,9 @@ pub struct Options {
     /// Most connections that the programs of one user hand over [default: half of --max-flows]
     #[arg(long, value_name = "N", value_parser = given::number(1..=MAX_FLOWS), allow_hyphen_values = true)]
     pub offload_limit: Option<u32>,
+    /// Most connections that one program hands over [default: as many as its user]
+    #[arg(long, value_name = "N", value_parser = given::number(1..=MAX_FLOWS), allow_hyphen_values = true)]
+    pub offload_program_limit: Option<u32>,
     /// Leave everything attached and pinned at exit; the next run adopts it
     #[arg(long)]
     pub keep: bool,
@@ -283,8 +286,16 @@ impl Options {
                 say!("twheel: {option} without --rto on: there are no retransmission timers");
             }
         }
-        if self.offload_limit.is_some() && self.offload.is_none() {
-            say!("twheel: --offload-limit without --offload: programs hand over no timeouts");
+        for (option, is_given) in [
+            ("--offload-limit", self.offload_limit.is_some()),
+            (
+                "--offload-program-limit",
+                self.offload_program_limit.is_some(),
+            ),
+        ] {
+            if is_given && self.offload.is_none() {
+                say!("twheel: {option} without --offload: programs hand over no timeouts");
+            }
         }
         let default = Settings::default();
         let wanted = Settings {

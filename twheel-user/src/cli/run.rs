@@ -114,6 +114,7 @@ impl Run {
             metrics: options.metrics,
             offload: options.offload,
             offload_limit: options.offload_limit,
+            offload_program_limit: options.offload_program_limit,
             keep: options.keep,
             group: options.group,
             log_level: options.log_level,

@@ -65,6 +65,8 @@ pub struct Setup {
     pub offload: Option<PathBuf>,
     /// Most registrations of a user; `None`: half of what the table holds.
     pub offload_limit: Option<u32>,
+    /// Most registrations of a program; `None`: as many as its user.
+    pub offload_program_limit: Option<u32>,
     /// The log level of the programs.
     pub log_level: log::LevelFilter,
     /// How the stepper program is run, if the user chose it.
@@ -137,6 +139,7 @@ impl Setup {
             config: *plane.config(),
             clock: plane.clock(),
             limit: self.offload_limit,
+            program_limit: self.offload_program_limit,
         };
         Offloads::start(listener, pins, &plane).map(Some)
     }

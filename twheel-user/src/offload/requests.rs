@@ -170,14 +170,7 @@ impl Thread {
         if request.flags & !ENDPOINTS != 0 || request.life == 0 || request.life & !life::ALL != 0 {
             return Err(libc::EINVAL);
         }
-        let peer = self.peer(owner).ok_or(libc::ENOTCONN)?;
-        if self
-            .users
-            .get(&peer.uid)
-            .is_some_and(|held| *held >= self.limit)
-        {
-            return Err(libc::EDQUOT);
-        }
+        self.has_room(owner)?;
         Ok(Start {
             key,
             cookie,
@@ -189,6 +182,17 @@ impl Thread {
             owner,
             idle: self.idle(request),
         })
+    }
+
+    /// Checks that a program may have one registration more, and its user.
+    fn has_room(&self, owner: u16) -> Result<(), i32> {
+        let program = self.programs.get(usize::from(owner));
+        let program = program.and_then(Option::as_ref).ok_or(libc::ENOTCONN)?;
+        let of_user = self.users.get(&program.peer.uid).copied().unwrap_or(0);
+        match program.held < self.program_limit && of_user < self.limit {
+            true => Ok(()),
+            false => Err(libc::EDQUOT),
+        }
     }
 
     /// For how long a connection has been idle when a timer begins, units.

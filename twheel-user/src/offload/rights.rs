@@ -33,42 +33,62 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// The kernel does not tell.
+    /// The kernel does not tell; or it may tell later: [`is_for_now`].
     pub fn of(connection: BorrowedFd<'_>) -> io::Result<Self> {
         let credentials = getsockopt(&connection, PeerCredentials)?;
         Ok(Self {
             uid: credentials.uid(),
-            is_admin: is_admin(&credentials).unwrap_or(false),
+            is_admin: is_admin(&credentials)?,
         })
     }
 }
 
 /// Whether a process has CAP_NET_ADMIN, in this process's user namespace: there users have the same
-/// numbers.
-fn is_admin(credentials: &UnixCredentials) -> Option<bool> {
+/// numbers. One of which the kernel does not tell has not.
+fn is_admin(credentials: &UnixCredentials) -> io::Result<bool> {
     let pid = credentials.pid();
-    let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
-    let status = read("status")?;
+    let read = |file: &str| told(fs::read_to_string(format!("/proc/{pid}/{file}")));
+    let Some(status) = read("status")? else {
+        return Ok(false);
+    };
     let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
-    let effective = u64::from_str_radix(field("CapEff:")?.trim(), 16).ok()?;
+    let effective = field("CapEff:").and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
     // Real, effective, saved and file system's. An effective one that changes is a sign of rights
     // that the process did not have when it connected.
-    let users = field("Uid:")?.split_ascii_whitespace();
-    if users.clone().count() != 4
-        || !users
-            .clone()
-            .all(|uid| uid.parse() == Ok(credentials.uid()))
-    {
-        return Some(false);
+    let users = field("Uid:").unwrap_or_default();
+    let mut users = users.split_ascii_whitespace().map(str::parse::<u32>);
+    let are_same = users.clone().count() == 4 && users.all(|uid| uid == Ok(credentials.uid()));
+    if !are_same || effective.is_none_or(|set| set & CAP_NET_ADMIN == 0) {
+        return Ok(false);
     }
     // The kernel gives the files of a process to root when it has gained rights by what it runs: its
     // program has capabilities of its own.
-    let owner = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
-    if owner != credentials.uid() {
-        return Some(false);
+    let files = told(fs::metadata(format!("/proc/{pid}")))?;
+    if files.is_none_or(|its| its.uid() != credentials.uid()) {
+        return Ok(false);
     }
-    let own = fs::read_to_string("/proc/self/uid_map").ok()?;
-    Some(effective & CAP_NET_ADMIN != 0 && read("uid_map")? == own)
+    let own = told(fs::read_to_string("/proc/self/uid_map"))?;
+    Ok(own.is_some() && read("uid_map")? == own)
+}
+
+/// What the kernel has told; `None`: it does not.
+///
+/// # Errors
+///
+/// It may tell later: [`is_for_now`].
+fn told<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if is_for_now(&error) => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Whether something failed because this process may open no more files, or there is no memory: the
+/// same may succeed later.
+pub fn is_for_now(error: &io::Error) -> bool {
+    let number = error.raw_os_error();
+    number.is_some_and(|it| [libc::EMFILE, libc::ENFILE, libc::ENOMEM].contains(&it))
 }
 
 /// A passed socket.

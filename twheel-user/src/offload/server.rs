@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    io,
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     sync::{
         Arc, Mutex,
@@ -65,6 +66,8 @@ pub struct Plane {
     pub clock: Clock,
     /// Most registrations of a user; `None`: half of what the table holds.
     pub limit: Option<u32>,
+    /// Most registrations of a program; `None`: as many as its user.
+    pub program_limit: Option<u32>,
 }
 
 /// The thread. It ends when this is dropped.
@@ -162,11 +165,15 @@ pub(super) struct Thread {
     pub(super) inspected: VecDeque<Inspected>,
     /// Flows that have ended, oldest first.
     pub(super) ended: VecDeque<Ended>,
+    /// The connection of a program whose rights could not be read yet.
+    accepted: Option<OwnedFd>,
     /// Until when no program is welcomed, because there are no descriptors, or many to close.
     full_until: Option<Instant>,
     /// What each user holds, of [`Program::held`].
     pub(super) users: BTreeMap<u32, u32>,
+    /// Most that a user may hold, and a program.
     pub(super) limit: u32,
+    pub(super) program_limit: u32,
     /// Tells this table from others.
     pub(super) table: u64,
     pub(super) late: Duration,
@@ -195,7 +202,9 @@ impl Thread {
             config,
             clock,
             limit,
+            program_limit,
         } = *plane;
+        let limit = limit.unwrap_or(meta.max_flows / 2);
         let (flows, hash) = table.flows();
         let watched = Watched {
             namespace,
@@ -220,6 +229,7 @@ impl Thread {
             welcomed: 0,
             inspected: VecDeque::new(),
             ended: VecDeque::new(),
+            accepted: None,
             full_until: None,
             shared,
             clock,
@@ -230,7 +240,8 @@ impl Thread {
             registry: Registry::new(table, shape),
             programs: Vec::new(),
             users: BTreeMap::new(),
-            limit: limit.unwrap_or(meta.max_flows / 2),
+            limit,
+            program_limit: program_limit.map_or(limit, |its| its.min(limit)),
             table: meta.made,
             late: clock.duration(u64::from(LATE) + u64::from(config.max_stall)) + PAUSE,
             secret: secret(pins)?,
@@ -313,24 +324,36 @@ impl Thread {
                 self.full_until = Some(Instant::now() + NO_DESCRIPTORS);
                 return self.listen(false);
             }
-            let descriptor = match accept4(self.listener.socket.as_raw_fd(), flags) {
-                Ok(descriptor) => descriptor,
+            let accepted = match self.accepted.take() {
+                Some(socket) => Ok(socket),
+                None => accept4(self.listener.socket.as_raw_fd(), flags)
+                    // SAFETY: the kernel has just opened it for this process.
+                    .map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) }),
+            };
+            let socket = match accepted {
+                Ok(socket) => socket,
                 Err(nix::Error::EINTR | nix::Error::ECONNABORTED) => continue,
                 Err(nix::Error::EAGAIN) => return,
-                Err(error) => {
-                    log::warn!(
-                        "no program can be welcomed now: {error}: raise the limit of open files"
-                    );
-                    self.full_until = Some(Instant::now() + NO_DESCRIPTORS);
-                    return self.listen(false);
-                }
+                Err(error) => return self.wait_for_descriptors(error.into()),
             };
-            // SAFETY: the kernel has just opened it for this process.
-            let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
-            if let Err(error) = self.welcome(socket) {
+            let welcomed = match Peer::of(socket.as_fd()) {
+                Err(error) if rights::is_for_now(&error) => {
+                    self.accepted = Some(socket);
+                    return self.wait_for_descriptors(error);
+                }
+                Err(error) => Err(error.into()),
+                Ok(peer) => self.welcome(socket, peer),
+            };
+            if let Err(error) = welcomed {
                 log::debug!("a program cannot be served: {error:#}");
             }
         }
+    }
+
+    fn wait_for_descriptors(&mut self, error: io::Error) {
+        log::warn!("no program can be welcomed now: {error}: raise the limit of open files");
+        self.full_until = Some(Instant::now() + NO_DESCRIPTORS);
+        self.listen(false);
     }
 
     /// Awaits programs, or no longer.
@@ -349,6 +372,9 @@ impl Thread {
         if self.full_until.is_some_and(|until| until <= Instant::now()) {
             self.full_until = None;
             self.listen(true);
+            if self.accepted.is_some() {
+                self.accept();
+            }
         }
     }
 
@@ -365,9 +391,8 @@ impl Thread {
         (0..PROGRAMS).find(is_free)
     }
 
-    fn welcome(&mut self, socket: OwnedFd) -> Result<()> {
+    fn welcome(&mut self, socket: OwnedFd, peer: Peer) -> Result<()> {
         self.closers.forget();
-        let peer = Peer::of(socket.as_fd())?;
         self.welcomed += 1;
         let place = self.place_for(peer.uid);
         let connection = self.closers.connection(peer.uid, socket);
@@ -392,7 +417,7 @@ impl Thread {
                 table: self.table,
                 late: self.late.as_micros() as u64,
                 longest: LONGEST.as_millis() as u64,
-                most: self.limit.into(),
+                most: self.program_limit.into(),
             }],
         ));
         let event = EpollEvent::new(EpollFlags::EPOLLIN, place as u64 + FIRST);

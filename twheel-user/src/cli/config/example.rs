@@ -19,7 +19,7 @@ const HEAD: &str = "\
 const WIDTH: usize = 98;
 
 /// Values for the options that have no default.
-const VALUES: [(&str, &str); 25] = [
+const VALUES: [(&str, &str); 26] = [
     ("iface", "[\"eth0\", \"eth1\"]"),
     ("exclude", "\"veth0\""),
     ("netns", "\"all\""),
@@ -35,6 +35,7 @@ const VALUES: [(&str, &str); 25] = [
     ("metrics", "\"127.0.0.1:9435\""),
     ("offload", "\"/run/twheel/offload\""),
     ("offload-limit", "100000"),
+    ("offload-program-limit", "50000"),
     ("group", "\"twheel\""),
     ("stepping", "\"live-frames\""),
     ("protect", "[\"dport == 22\"]"),

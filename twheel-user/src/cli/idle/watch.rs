@@ -471,8 +471,8 @@ fn why(error: i32) -> String {
             "it has a timer of another program: it is tried again every {} s",
             AGAIN.as_secs()
         ),
-        libc::EDQUOT => "this user has as many timers as it may: give `twheel run` a larger \
-                         --offload-limit"
+        libc::EDQUOT => "this program, or its user, has as many timers as it may: give `twheel \
+                         run` a larger --offload-limit or --offload-program-limit"
             .to_owned(),
         libc::ENOSPC => "the flow table is full: give `twheel run` a larger --max-flows".to_owned(),
         error => io::Error::from_raw_os_error(error).to_string(),
