@@ -46,8 +46,18 @@ exec /bin/busybox chroot . /usr/lib/systemd/systemd
 /// Modules that are loaded at the start: the system has no modprobe.
 const MODULES: &str = "veth\nsch_ingress\ncls_bpf\n";
 /// What the script tells, in order.
-const PASSES: [&str; 9] = [
-    "starts", "confined", "tracks", "restart", "upgrade", "stepped", "kill", "reload", "purge",
+const PASSES: [&str; 11] = [
+    "starts",
+    "confined",
+    "offloads first",
+    "tracks",
+    "restart",
+    "upgrade",
+    "stepped",
+    "kill",
+    "offloads again",
+    "reload",
+    "purge",
 ];
 
 /// Boots each system.

@@ -71,6 +71,22 @@ waited() {
     echo "$last"
 }
 
+# Whether somebody listens at this port.
+listens() {
+    ss --listening --tcp --no-header "sport = :$1" | grep -q "$1"
+}
+
+# A program hands over a timeout to the unit, as confined as it is.
+offloads() {
+    busybox nc -l -p 9002 -e /bin/cat &
+    server=$!
+    await listens 9002
+    sleep 120 | ip netns exec peer busybox nc 10.9.0.1 9002 >/dev/null &
+    timeout 60 twheel idle --pid $server --timeout 2s --action shutdown >/tmp/idle || fail "twheel idle: $?"
+    grep -q '^idle .*10.9.0.1:9002 -> 10.9.0.2:.* shut down$' /tmp/idle || fail "not idle: $(cat /tmp/idle)"
+    say "pass offloads $1"
+}
+
 # What the unit may do, as the kernel knows it.
 confined() {
     status=/proc/$process/status
@@ -96,16 +112,18 @@ ip -n peer address add 10.9.0.2/24 dev vc
 ip -n peer link set vc up
 
 dpkg --install /packages/first.deb || fail "the package is not installed"
+sed -i 's/^#offload/offload/' /etc/twheel/twheel.toml
 systemctl enable --now twheel@vb || fail "the unit does not start"
 await systemctl is-active twheel@vb
 await twheel stats --iface vb
 process=$(pid)
 say "pass starts"
 confined
+offloads first
 
 # Connections that talk all the time.
 busybox nc -ll -p 9000 -e /bin/cat &
-await sh -c 'ss --listening --tcp --no-header "sport = :9000" | grep -q 9000'
+await listens 9000
 for number in $(seq $connections); do
     while sleep 0.3; do echo hello; done | ip netns exec peer busybox nc 10.9.0.1 9000 >/dev/null &
     # One after another: of several at once the server may close some.
@@ -133,6 +151,7 @@ say "pass stepped"
 kill -KILL "$process"
 sleep 1.5
 same kill
+offloads again
 systemctl reload twheel@vb || fail "it does not reload"
 systemctl is-active twheel@vb || fail "a reload has ended it"
 say "pass reload"
