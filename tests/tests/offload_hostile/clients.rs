@@ -217,13 +217,16 @@ fn without_descriptors_it_waits_for_some() -> Result<()> {
 fn who_connects_with_the_last_descriptor_has_its_rights_later() -> Result<()> {
     let lab = Lab::new("last-descriptor", &[])?;
     lab.withstands("a program for which one descriptor was left", || {
-        let limit = lab.limit_descriptors(lab.standing()?.files + 1)?;
+        let files = lab.standing()?.files;
+        let limit = lab.leave_one_descriptor()?;
         let socket = crate::raw::unconnected()?;
         nix::sys::socket::connect(
             std::os::fd::AsRawFd::as_raw_fd(&socket),
             &nix::sys::socket::UnixAddr::new(&lab.path())?,
         )?;
         thread::sleep(millis(1_500));
+        let now = lab.standing()?.files;
+        ensure!(now == files + 1, "{now} descriptors, {files} before");
         lab.limit_descriptors(limit)?;
         let raw = Raw::welcomed(socket)?;
         // An administrator.

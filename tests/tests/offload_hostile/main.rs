@@ -15,6 +15,7 @@ mod rights;
 mod stuck;
 
 use std::{
+    collections::BTreeSet,
     os::fd::{AsFd, BorrowedFd},
     path::PathBuf,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -145,6 +146,18 @@ impl Lab {
             threads: self.threads()?.len(),
             registered: Mapping::new(&pins, 0)?.marked().len(),
         })
+    }
+
+    /// Has it one descriptor left; returns how many it might have before.
+    fn leave_one_descriptor(&self) -> Result<usize> {
+        let files = std::fs::read_dir(format!("/proc/{}/fd", self.twheel.pid()))?;
+        let used: BTreeSet<usize> = files
+            .flatten()
+            .filter_map(|file| file.file_name().to_str()?.parse().ok())
+            .collect();
+        // The limit is that of their numbers.
+        let mut free = (0..).filter(|number| !used.contains(number));
+        self.limit_descriptors(free.nth(1).context("no end of numbers")?)
     }
 
     /// Sets how many descriptors it may have; returns how many it might have before.
