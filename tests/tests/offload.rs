@@ -14,7 +14,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use twheel_client::{
     Action, Offload, Options, Outcome,
     channel::{Channel, Packet},
-    protocol::{Event, Op, Reply, Request, life},
+    protocol::{Event, Op, Reply, Request, TAGGED, life},
 };
 use twheel_tests::{
     directory::Directory,
@@ -254,6 +254,34 @@ fn a_timer_is_restarted_and_stopped() -> Result<()> {
         again.iter().all(|reply| reply.error == libc::ENOENT as u32),
         "{again:?}"
     );
+    twheel.stop().map(drop)
+}
+
+#[test]
+fn a_timer_that_is_named_by_its_tag_is_not_taken_for_the_next() -> Result<()> {
+    let lab = Lab::new("tagged")?;
+    let twheel = lab.twheel(&[])?;
+    let channel = lab.channel()?;
+    let connection = lab.connect(0)?;
+    let about = |op, id, tag| {
+        let mut request = Request::new(op);
+        (request.id, request.tag, request.timeout) = (id, tag, 500);
+        request.flags = TAGGED;
+        request
+    };
+    let first = started(&channel, start(60_000, DATA, 1), &connection.server)?;
+    let stop = about(Op::Stop, first.id, 1);
+    assert_eq!(ask(&channel, &[stop], &[])?[0].error, 0);
+    let second = started(&channel, start(60_000, DATA, 2), &connection.server)?;
+    assert_eq!(first.id, second.id);
+    for op in [Op::Stop, Op::Restart] {
+        let late = about(op, second.id, 1);
+        assert_eq!(ask(&channel, &[late], &[])?[0].error as i32, libc::ENOENT);
+    }
+    let restart = about(Op::Restart, second.id, 2);
+    assert_eq!(ask(&channel, &[restart], &[])?[0].error, 0);
+    let told = events(&channel)?;
+    assert_eq!((told[0].tag, told[0].what), (2, Outcome::Expired as u32));
     twheel.stop().map(drop)
 }
 

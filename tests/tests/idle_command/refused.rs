@@ -19,7 +19,9 @@ use twheel_tests::{
     running::{Ended, once, twheel_bin},
 };
 
-use super::lab::{Lab, NOBODY, PORT, await_reports, millis, pid_of, reports, reports_of, talk};
+use super::lab::{
+    LATE, Lab, NOBODY, PORT, await_reports, millis, pid_of, reports, reports_of, talk,
+};
 
 fn refused(ended: &Ended, code: i32, texts: &[&str]) {
     assert_eq!(ended.code(), Some(code), "{}", ended.stderr);
@@ -115,7 +117,7 @@ fn rights_are_those_of_a_debugger() -> Result<()> {
 }
 
 #[test]
-fn a_connection_that_twheel_does_not_see_is_named_once() -> Result<()> {
+fn a_connection_that_twheel_does_not_see_is_watched_by_the_kernels_times() -> Result<()> {
     let lab = Lab::new("unseen")?;
     let twheel = lab.twheel(&[])?;
     // By `lo`, and busy; and one of the other host's.
@@ -140,11 +142,11 @@ fn a_connection_that_twheel_does_not_see_is_named_once() -> Result<()> {
     let log = idle.log();
     let count = |text: &str| log.matches(text).count();
     let unseen = format!(
-        "{local} -> {} of process {pid} is not watched",
+        "{local} -> {} of process {pid}: twheel did not see",
         stream.local_addr()?
     );
     assert_eq!(count(&unseen), 1, "{log}");
-    assert_eq!(count("do not pass an interface"), 1, "{log}");
+    assert_eq!(count("did not see"), 1, "{log}");
     assert_eq!(count("another network namespace"), 1, "{log}");
     assert_eq!(
         count(&format!("of process {elsewhere} is not watched")),
@@ -153,7 +155,14 @@ fn a_connection_that_twheel_does_not_see_is_named_once() -> Result<()> {
     );
     assert_eq!(reports_of(&idle, &seen)?, 1);
     assert_eq!(reports(&idle)?.len(), 1, "{log}");
-    idle.check()?;
+    let last = Instant::now();
+    await_reports(&mut idle, &stream, 1)?;
+    ensure!(last.elapsed() < millis(600) + LATE, "late");
+    let report = &reports(&idle)?[&stream.local_addr()?][0];
+    ensure!(
+        report["idle_us"].as_u64().context("no idle_us")? >= 600_000,
+        "{report}"
+    );
     twheel.stop().map(drop)
 }
 

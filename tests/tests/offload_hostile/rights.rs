@@ -13,7 +13,7 @@ use nix::{
     sys::{
         signal::{Signal, kill},
         socket::{SockaddrLike, UnixAddr},
-        wait::waitpid,
+        wait::{Id, WaitPidFlag, waitid, waitpid},
     },
     unistd::{ForkResult, Pid, fork, pipe, read},
 };
@@ -235,6 +235,29 @@ fn endpoints_are_named_by_administrators_alone() -> Result<()> {
             ..NOBODY
         };
         let (child, socket) = lab.stopped(|| Other::begin(&lab.path(), returns))?;
+        let raw = Raw::welcomed(socket);
+        let found = raw.and_then(|raw| raw.error(named, &[]));
+        end(child);
+        let found = found?;
+        ensure!(found == libc::EPERM, "{found}");
+        Ok(())
+    })?;
+    // Another process can have its number by the time twheel looks at it.
+    lab.withstands("who has ended since", || {
+        let admin = Who {
+            is_admin: true,
+            ..NOBODY
+        };
+        let (child, socket) = lab.stopped(|| {
+            let begun = Other::begin(&lab.path(), admin)?;
+            kill(begun.0, Signal::SIGKILL)?;
+            // Its number is still its own.
+            waitid(
+                Id::Pid(begun.0),
+                WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT,
+            )?;
+            Ok(begun)
+        })?;
         let raw = Raw::welcomed(socket);
         let found = raw.and_then(|raw| raw.error(named, &[]));
         end(child);

@@ -211,7 +211,7 @@ impl Starting {
     ///
     /// # Errors
     ///
-    /// The socket is not a connected TCP socket, or has a timer; or an option is not valid.
+    /// The socket is not a connected TCP socket, or an option is not valid.
     pub fn wait(self) -> io::Result<Idle> {
         block_on(self)
     }

@@ -68,7 +68,7 @@ pub struct Request {
     pub life: u8,
     /// What is done at expiry: an [`Action`].
     pub action: u8,
-    /// [`ENDPOINTS`], or 0.
+    /// [`ENDPOINTS`] or [`TAGGED`], or 0.
     pub flags: u8,
     /// Milliseconds, at least 1; of a restart 0: as before.
     pub timeout: u32,
@@ -78,7 +78,7 @@ pub struct Request {
     pub cookie: u64,
     /// Of a reclaim: the token, as that reply told; else 0.
     pub token: u64,
-    /// Given back with the event.
+    /// Given back with the event. With [`TAGGED`]: that of the start.
     pub tag: u64,
     /// With [`ENDPOINTS`]: the program's own address, IPv4 ones as IPv6 (RFC 4291, 2.5.5.2).
     pub local: [u8; 16],
@@ -139,6 +139,10 @@ impl Action {
     }
 }
 
+/// Of a restart or stop: the registration has this tag, too. A later one of the same connection can have
+/// the same id.
+pub const TAGGED: u8 = 2;
+
 /// Of a [`Request`]: the connection is named by its endpoints, for which the program must have
 /// CAP_NET_ADMIN.
 pub const ENDPOINTS: u8 = 1;
@@ -195,7 +199,8 @@ pub enum Outcome {
     Expired = 1,
     /// The connection has ended, or was taken out of the table.
     Closed = 2,
-    /// The connection lives, but its packets do not pass an interface that twheel watches.
+    /// twheel cannot tell: its packets do not pass an interface that it watches; or the connection lives
+    /// although it seemed to end, or its flow was deleted; or the kernel could not be asked.
     Unseen = 3,
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     offload::{Ended, LONGEST, Options},
-    protocol::{Op, Request},
+    protocol::{Op, Request, TAGGED},
     socket::{JIFFY, LAG, Socket},
 };
 
@@ -119,6 +119,9 @@ impl Slot {
         };
         request.life = self.options.life;
         request.action = self.options.action as u8;
+        if matches!(op, Op::Restart | Op::Stop) {
+            request.flags = TAGGED;
+        }
         let cookie = self.socket.map_or(0, |socket| socket.cookie());
         if op != Op::Start
             && let Phase::Offloaded { id, token } = self.phase

@@ -12,7 +12,7 @@ use twheel_timers::{Intrusive, Node};
 use crate::{
     leaving::Leaving,
     offload::{Ended, Options},
-    protocol::{Event, Op, Outcome, Reply, Request, SOCKETS},
+    protocol::{Event, Op, Outcome, Reply, Request, SOCKETS, TAGGED},
     slot::{Asked, Done, Phase, Slot, Tag, Waiting},
     socket::{JIFFY, LAG, Socket},
 };
@@ -567,7 +567,7 @@ impl State {
 
     fn ask_stop(&mut self, id: u64, tag: Tag) {
         let mut request = Request::new(Op::Stop);
-        request.id = id;
+        (request.id, request.tag, request.flags) = (id, tag, TAGGED);
         self.push(Waiting {
             request,
             asked: Asked {

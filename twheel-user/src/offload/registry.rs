@@ -107,8 +107,11 @@ pub struct Registry<T> {
     entered: Vec<(u32, u16)>,
     /// How many each program has.
     owned: Vec<u32>,
-    /// Programs that have ended, and up to which place theirs are ended.
-    leaving: Vec<(u16, u32)>,
+    /// Which programs have ended, and not all of their registrations; and how many such there are.
+    leaving: Vec<bool>,
+    leavers: u32,
+    /// Up to which place theirs were ended last.
+    swept: u32,
     /// Most registrations.
     most: u32,
     /// Units by which the last packet may have come later than its time says.
@@ -159,6 +162,8 @@ impl<T: Table> Registry<T> {
             entered: Vec::new(),
             owned: Vec::new(),
             leaving: Vec::new(),
+            leavers: 0,
+            swept: 0,
             most,
             doubt,
             margin,
@@ -343,36 +348,47 @@ impl<T: Table> Registry<T> {
         }
     }
 
+    /// The tag of a program's registration.
+    pub fn tag(&self, id: Id, owner: u16) -> Option<u64> {
+        let place = self.get(id, owner)?;
+        Some(self.all[place as usize].tag)
+    }
+
     /// A program has ended. Its registrations end little by little, by
     /// [`stop_some`](Self::stop_some). None of them expires, and others may have their connections.
     pub fn leave(&mut self, owner: u16) {
-        self.leaving.push((owner, 0));
+        let at = usize::from(owner);
+        if self.owned.get(at).is_none_or(|owned| *owned == 0) {
+            return;
+        }
+        if self.leaving.len() <= at {
+            self.leaving.resize(at + 1, false);
+        }
+        self.leaving[at] = true;
+        self.leavers += 1;
     }
 
     /// Whether a program has ended, and not all of its registrations.
     pub fn is_leaving(&self, owner: u16) -> bool {
-        self.leaving.iter().any(|(it, _)| *it == owner)
+        self.leaving.get(usize::from(owner)) == Some(&true)
     }
 
     /// Whether some program has.
     pub fn has_leaving(&self) -> bool {
-        !self.leaving.is_empty()
+        self.leavers > 0
     }
 
-    /// Looks at so many places for registrations of programs that have ended, and ends them.
-    pub fn stop_some(&mut self, mut budget: u32) {
-        while let Some((owner, from)) = self.leaving.pop() {
-            let (mut place, end) = (from, self.all.len() as u32);
-            let held = |all: &Self| all.owned.get(usize::from(owner)).is_some_and(|it| *it > 0);
-            while place < end && held(self) {
-                if budget == 0 {
-                    self.leaving.push((owner, place));
-                    return;
-                }
-                if self.all[place as usize].owner == owner {
-                    self.remove(place);
-                }
-                (place, budget) = (place + 1, budget - 1);
+    /// Looks at so many places for registrations of programs that have ended, and ends them: of all
+    /// such programs on one way round.
+    pub fn stop_some(&mut self, budget: u32) {
+        for _ in 0..budget {
+            if !self.has_leaving() {
+                return;
+            }
+            let place = self.swept;
+            self.swept = (place + 1) % self.all.len() as u32;
+            if self.is_leaving(self.all[place as usize].owner) {
+                self.remove(place);
             }
         }
     }
@@ -494,8 +510,12 @@ impl<T: Table> Registry<T> {
 
     fn remove(&mut self, place: u32) {
         let held = &mut self.all[place as usize];
-        self.owned[usize::from(held.owner)] -= 1;
-        held.owner = FREE;
+        let owner = usize::from(std::mem::replace(&mut held.owner, FREE));
+        self.owned[owner] -= 1;
+        if self.owned[owner] == 0 && self.leaving.get(owner) == Some(&true) {
+            self.leaving[owner] = false;
+            self.leavers -= 1;
+        }
         let (record, generation) = (held.record, held.generation);
         held.record = std::mem::replace(&mut self.free, place);
         self.frees += 1;

@@ -5,7 +5,7 @@ use std::{hash::Hasher as _, slice, time::Duration};
 use anyhow::{Context as _, Result};
 use aya::maps::{Array, Map};
 use siphasher::sip::SipHasher24;
-use twheel_client::protocol::{Action, ENDPOINTS, Op, Reply, Request, life};
+use twheel_client::protocol::{Action, ENDPOINTS, Op, Reply, Request, TAGGED, life};
 use twheel_common::{
     key::{Direction, FlowKey},
     offload::Life,
@@ -82,7 +82,14 @@ impl Thread {
             ..refusal(0)
         };
         let id = Id(request.id);
-        match Op::from_raw(request.op).ok_or(libc::EOPNOTSUPP)? {
+        let op = Op::from_raw(request.op).ok_or(libc::EOPNOTSUPP)?;
+        if matches!(op, Op::Restart | Op::Stop)
+            && request.flags & TAGGED != 0
+            && self.registry.tag(id, owner) != Some(request.tag)
+        {
+            return Err(libc::ENOENT);
+        }
+        match op {
             Op::Start => self.start(owner, request, sockets),
             Op::Reclaim => self.reclaim(owner, request),
             Op::Restart => {

@@ -4,13 +4,14 @@ use std::{
     fs, io,
     net::SocketAddr,
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
         unix::fs::MetadataExt as _,
     },
 };
 
-use nix::sys::socket::{
-    AddressFamily, SockType, UnixCredentials, getsockopt, sockopt::PeerCredentials,
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::socket::{AddressFamily, SockType, UnixCredentials, getsockopt, sockopt::PeerCredentials},
 };
 
 use crate::connection::{self, Ends, option};
@@ -38,7 +39,8 @@ impl Peer {
         let credentials = getsockopt(&connection, PeerCredentials)?;
         Ok(Self {
             uid: credentials.uid(),
-            is_admin: is_admin(&credentials)?,
+            // In this order: while the process lives, no other one has its number.
+            is_admin: is_admin(&credentials)? && is_alive(connection)?,
         })
     }
 }
@@ -69,6 +71,24 @@ fn is_admin(credentials: &UnixCredentials) -> io::Result<bool> {
     }
     let own = told(fs::read_to_string("/proc/self/uid_map"))?;
     Ok(own.is_some() && read("uid_map")? == own)
+}
+
+/// `SO_PEERPIDFD` of `include/uapi/asm-generic/socket.h`, since Linux 6.5.
+const SO_PEERPIDFD: i32 = 77;
+
+/// Whether the process at the other end, as of when it connected, lives; also if the kernel does not tell
+/// that of any process.
+fn is_alive(connection: BorrowedFd<'_>) -> io::Result<bool> {
+    let process: RawFd = match option(connection, libc::SOL_SOCKET, SO_PEERPIDFD) {
+        Ok(process) => process,
+        Err(libc::ENOPROTOOPT) => return Ok(true),
+        // It has ended, and its parent knows.
+        Err(error) => return Ok(told::<bool>(Err(io::Error::from_raw_os_error(error)))?.is_some()),
+    };
+    // SAFETY: the kernel has just opened it for this process.
+    let process = unsafe { OwnedFd::from_raw_fd(process) };
+    let mut polled = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+    Ok(poll(&mut polled, PollTimeout::ZERO) == Ok(0))
 }
 
 /// What the kernel has told; `None`: it does not.

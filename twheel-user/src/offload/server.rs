@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
-    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -14,11 +14,14 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use nix::sys::{
-    epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
-    eventfd::{EfdFlags, EventFd},
-    resource::{Resource, getrlimit, setrlimit},
-    socket::{SockFlag, accept4},
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{
+        epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+        eventfd::{EfdFlags, EventFd},
+        resource::{Resource, getrlimit, setrlimit},
+        socket::{SockFlag, accept4},
+    },
 };
 use twheel_client::protocol::{self, Kind, Welcome};
 use twheel_common::config::Config;
@@ -156,6 +159,8 @@ pub(super) struct Thread {
     pub(super) asking: Asking,
     pub(super) registry: Registry<Mapping>,
     pub(super) programs: Vec<Option<Program>>,
+    /// The users of those who have these places, or had them last.
+    holders: Vec<u32>,
     pub(super) closers: Closers,
     /// `None`: the kernel lacks what is needed. Then descriptors tell what was passed.
     pub(super) reader: Option<SocketReader>,
@@ -239,6 +244,7 @@ impl Thread {
             asking: Asking::default(),
             registry: Registry::new(table, shape),
             programs: Vec::new(),
+            holders: Vec::new(),
             users: BTreeMap::new(),
             limit,
             program_limit: program_limit.map_or(limit, |its| its.min(limit)),
@@ -337,6 +343,7 @@ impl Thread {
                 Err(error) => return self.wait_for_descriptors(error.into()),
             };
             let welcomed = match Peer::of(socket.as_fd()) {
+                Err(_) if has_hung_up(socket.as_fd()) => continue,
                 Err(error) if rights::is_for_now(&error) => {
                     self.accepted = Some(socket);
                     return self.wait_for_descriptors(error);
@@ -384,11 +391,12 @@ impl Thread {
         if self.closers.connections(uid) >= OF_A_USER {
             return None;
         }
-        let is_free = |place: &usize| {
-            let held = self.programs.get(*place).is_some_and(Option::is_some);
-            !held && !self.registry.is_leaving(*place as u16)
-        };
-        (0..PROGRAMS).find(is_free)
+        let holders = (0..PROGRAMS).map(|place| {
+            let held = self.programs.get(place).is_some_and(Option::is_some);
+            let is_held = held || self.registry.is_leaving(place as u16);
+            is_held.then(|| self.holders[place])
+        });
+        free_place(holders, uid)
     }
 
     fn welcome(&mut self, socket: OwnedFd, peer: Peer) -> Result<()> {
@@ -424,7 +432,9 @@ impl Thread {
         let watched = self.epoll.add(&program, event);
         if self.programs.len() <= place {
             self.programs.resize_with(place + 1, || None);
+            self.holders.resize(place + 1, peer.uid);
         }
+        self.holders[place] = peer.uid;
         self.programs[place] = Some(program);
         self.shared.counts.programs.fetch_add(1, Ordering::Relaxed);
         match watched {
@@ -524,9 +534,49 @@ impl Thread {
     }
 }
 
+/// The first place that nobody holds, unless this user holds as many as it may. `holders`: the users who
+/// hold the places.
+fn free_place(holders: impl Iterator<Item = Option<u32>>, uid: u32) -> Option<usize> {
+    let (mut free, mut own) = (None, 0);
+    for (place, holder) in holders.enumerate() {
+        match holder {
+            None => free = free.or(Some(place)),
+            Some(holder) => own += usize::from(holder == uid),
+        }
+    }
+    free.filter(|_| own < OF_A_USER)
+}
+
+/// Whether the other end of a connection was closed.
+fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::empty())];
+    poll(&mut polled, PollTimeout::ZERO).is_ok_and(|found| found > 0)
+}
+
 /// Between looks at timers, so that there are not many of them.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Units by which an expiry comes late: two that a timeout has more, one by which the stamp of data
 /// may lie ahead, one until the thread looks, and one until it runs.
 const LATE: u32 = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_user_has_more_than_half_of_the_places() {
+        let mut holders = vec![Some(7); OF_A_USER - 1];
+        holders.resize(PROGRAMS, None);
+        let place_for = |holders: &[Option<u32>], uid| free_place(holders.iter().copied(), uid);
+        assert_eq!(place_for(&holders, 7), Some(OF_A_USER - 1));
+        // Perhaps one that has ended, and whose registrations have not.
+        holders[OF_A_USER - 1] = Some(7);
+        assert_eq!(place_for(&holders, 7), None);
+        assert_eq!(place_for(&holders, 8), Some(OF_A_USER));
+        holders[3] = None;
+        assert_eq!(place_for(&holders, 8), Some(3));
+        holders.fill(Some(8));
+        assert_eq!(place_for(&holders, 7), None);
+    }
+}

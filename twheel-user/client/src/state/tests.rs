@@ -89,6 +89,34 @@ impl Lab {
     }
 }
 
+/// Else the id may be that of a later timer of the same connection.
+#[test]
+fn a_stop_and_a_restart_name_the_timer_that_they_mean() {
+    let mut lab = Lab::new();
+    let (_, first) = lab.offloaded(7);
+    let (_, second) = lab.offloaded(8);
+    lab.restart(second, 1_000);
+    assert!(lab.state.stop(first));
+    // One that is stopped before twheel has answered.
+    let connection = lab.connect();
+    let third = lab.start(connection, 60_000);
+    let mut requests = Vec::new();
+    let mut send = |lab: &mut Lab| {
+        let (number, packet) = lab.state.packet(Instant::now()).unwrap();
+        lab.state.sent(number, &packet);
+        requests.extend(packet.iter().map(|it| it.request));
+        number
+    };
+    let number = send(&mut lab);
+    assert!(lab.state.stop(third));
+    lab.answer(number, &[connection; 3], (9, 0));
+    send(&mut lab);
+    let named = requests.iter().filter(|it| it.flags == TAGGED);
+    let named: Vec<_> = named.map(|it| (it.op, it.tag)).collect();
+    let (stop, restart) = (Op::Stop as u8, Op::Restart as u8);
+    assert_eq!(named, [(restart, second), (stop, first), (stop, third)]);
+}
+
 #[test]
 fn what_waits_asks_for_what_is_wanted_when_it_is_sent() {
     let mut lab = Lab::new();

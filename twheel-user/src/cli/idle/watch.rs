@@ -13,9 +13,10 @@ use anyhow::{Context, Result};
 use nix::sys::socket::{Shutdown, shutdown};
 use serde::Serialize;
 use twheel_client::{
+    LAG,
     channel::{Channel, Packet},
     cookie_of, idle_of,
-    protocol::{self, BATCH, Event, Op, Outcome, Reply, Request, SOCKETS},
+    protocol::{self, BATCH, Event, Op, Outcome, Reply, Request, SOCKETS, TAGGED},
 };
 
 use super::{
@@ -39,9 +40,13 @@ struct Held {
     /// Tells it from another socket with this inode.
     cookie: u64,
     ends: Option<Ends>,
+    /// When it was found.
+    since: Instant,
     /// The look that has seen it last.
     look: u64,
     phase: Phase,
+    /// It was told that the kernel's times of it count.
+    is_unseen: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -54,8 +59,6 @@ enum Phase {
     Reported(Instant),
     /// twheel has refused it; to be tried again then.
     Refused(Instant),
-    /// Its packets do not pass this twheel.
-    Unseen,
     /// It cannot have a timer.
     Never,
 }
@@ -149,8 +152,10 @@ impl Watch {
                 descriptor,
                 cookie: 0,
                 ends: None,
+                since: Instant::now(),
                 look: 0,
                 phase: Phase::New,
+                is_unseen: false,
             });
             // Several descriptors, also of several processes, may be one socket.
             if held.look == self.look {
@@ -158,7 +163,7 @@ impl Watch {
             }
             (held.pid, held.descriptor, held.look) = (pid, descriptor, self.look);
             match held.phase {
-                Phase::Registered { .. } | Phase::Unseen | Phase::Never => continue,
+                Phase::Registered { .. } | Phase::Never => continue,
                 Phase::Refused(until) if Instant::now() < until => continue,
                 Phase::New | Phase::Reported(_) | Phase::Refused(_) => {}
             }
@@ -209,7 +214,7 @@ impl Watch {
         for batch in std::mem::take(found).chunks(SOCKETS) {
             let requests: Vec<_> = batch
                 .iter()
-                .map(|(inode, _)| self.request(Op::Start, *inode))
+                .map(|(inode, socket)| self.start(*inode, socket.as_fd()))
                 .collect();
             let sockets: Vec<_> = batch.iter().map(|(_, it)| it.as_fd()).collect();
             self.ask(&requests, &sockets)?;
@@ -221,19 +226,31 @@ impl Watch {
     fn forget(&mut self) -> Result<()> {
         let look = self.look;
         let gone = self.held.extract_if(|_, held| held.look != look);
-        let stop = |held: Held| match held.phase {
+        let stop = |(inode, held): (u64, Held)| match held.phase {
             Phase::Registered { id, .. } => {
                 let mut request = Request::new(Op::Stop);
-                request.id = id;
+                (request.id, request.tag, request.flags) = (id, inode, TAGGED);
                 Some(request)
             }
             _ => None,
         };
-        let stops: Vec<_> = gone.filter_map(|(_, held)| stop(held)).collect();
+        let stops: Vec<_> = gone.filter_map(stop).collect();
         for batch in stops.chunks(BATCH) {
             self.ask(batch, &[])?;
         }
         Ok(())
+    }
+
+    /// Starts a socket's timer. It may have been idle already since it was found.
+    fn start(&self, inode: u64, socket: BorrowedFd<'_>) -> Request {
+        let mut request = self.request(Op::Start, inode);
+        if let Some(held) = self.held.get(&inode)
+            && let Some(told) = idle_of(socket, request.life)
+        {
+            let idle = told.saturating_sub(*LAG).min(held.since.elapsed());
+            request.idle = u32::try_from(idle.as_millis()).unwrap_or(u32::MAX);
+        }
+        request
     }
 
     fn request(&self, op: Op, inode: u64) -> Request {
@@ -407,13 +424,15 @@ impl Watch {
                     report(held, event, &self.idle, &mut lines)?;
                 }
                 Some(Outcome::Unseen) => {
-                    held.phase = Phase::Unseen;
-                    say!(
-                        "twheel: {} of process {} is not watched: its packets do not pass an \
-                         interface that twheel watches",
-                        written(held.ends),
-                        held.pid
-                    );
+                    held.phase = Phase::New;
+                    if !std::mem::replace(&mut held.is_unseen, true) {
+                        say!(
+                            "twheel: {} of process {}: twheel did not see all of its packets, or \
+                             saw an end that was none: the kernel's times of the socket count, too",
+                            written(held.ends),
+                            held.pid
+                        );
+                    }
                 }
                 // twheel no longer has the flow, but the socket may be open.
                 Some(Outcome::Closed) | None => held.phase = Phase::New,
@@ -432,6 +451,7 @@ impl Held {
         let cookie = cookie_of(socket).unwrap_or(0);
         if cookie != self.cookie {
             (self.cookie, self.phase) = (cookie, Phase::New);
+            (self.since, self.is_unseen) = (Instant::now(), false);
         }
         match Found::of(socket) {
             Found::Other => self.phase = Phase::Never,

@@ -301,7 +301,6 @@ fn only_its_program_has_a_registration() {
     table.now.set(table.now.get() + 103);
     assert_eq!(registry.expire(&mut 1_000).map(|over| over.tag), Some(7));
     assert_eq!((registry.expire(&mut 1_000), registry.len()), (None, 1));
-    registry.stop_some(1);
     assert!(!registry.has_leaving(), "it has none");
     let all = [8, 9, 10, 11].map(|record| registry.start(&start(record, 400, 3 - record % 2)));
     registry.leave(3);
@@ -316,6 +315,31 @@ fn only_its_program_has_a_registration() {
         assert!(registry.stop(id.unwrap(), 2));
     }
     registry.start(&start(7, 100, 2)).unwrap();
+}
+
+#[test]
+fn programs_that_have_ended_are_over_after_one_way_round() {
+    let table = fake();
+    let mut registry = Registry::new(&table, SHAPE);
+    let all: Vec<_> = (0..20)
+        .map(|record| registry.start(&start(record, 400, record % 10)).unwrap())
+        .collect();
+    for owner in 1..10 {
+        registry.leave(owner);
+    }
+    registry.stop_some(20);
+    assert!(!registry.has_leaving());
+    let tags = all.iter().map(|id| registry.tag(*id, 0));
+    assert_eq!(tags.flatten().count(), 2);
+    assert_eq!(registry.len(), 2);
+    // Who comes after that has the place of one of them, and is not ended.
+    let next = registry.start(&start(25, 400, 5)).unwrap();
+    registry.stop_some(40);
+    assert!(registry.stop(next, 5));
+    // Nobody's, and one that has none any more.
+    registry.leave(5);
+    registry.leave(999);
+    assert!(!registry.has_leaving() && !registry.is_leaving(5) && !registry.is_leaving(999));
 }
 
 #[test]
