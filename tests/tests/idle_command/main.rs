@@ -104,6 +104,8 @@ fn an_idle_time_goes_on_when_a_flow_ends_and_its_connection_does_not() -> Result
     ensure!(flushed.status.success(), "{flushed:?}");
     await_reports(&mut idle, &stream, 1)?;
     let took = last.elapsed();
+    let log = idle.log();
+    ensure!(log.contains("cannot tell whether it is idle"), "{log}");
     ensure!(took >= millis(6_000), "early: {took:?}");
     ensure!(took < millis(6_000) + LATE, "late: {took:?}");
     assert_eq!((&stream).read(&mut [0])?, 0);
@@ -225,7 +227,7 @@ fn the_processes_of_a_cgroup_are_watched_also_later_ones() -> Result<()> {
     twheel.stop().map(drop)
 }
 
-/// With `--keep` an idle time goes on over a restart of twheel; without, it begins anew.
+/// Idle times go on over a restart of twheel, with `--keep` and without.
 #[test]
 fn a_twheel_that_comes_back_goes_on() -> Result<()> {
     for keep in [&["--keep"][..], &[]] {

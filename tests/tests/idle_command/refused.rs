@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{self, Read, Write},
     net::{SocketAddr, TcpStream},
     process::Command,
     thread,
@@ -142,11 +142,11 @@ fn a_connection_that_twheel_does_not_see_is_watched_by_the_kernels_times() -> Re
     let log = idle.log();
     let count = |text: &str| log.matches(text).count();
     let unseen = format!(
-        "{local} -> {} of process {pid}: twheel did not see",
+        "{local} -> {} of process {pid}: the running twheel cannot tell",
         stream.local_addr()?
     );
     assert_eq!(count(&unseen), 1, "{log}");
-    assert_eq!(count("did not see"), 1, "{log}");
+    assert_eq!(count("cannot tell"), 1, "{log}");
     assert_eq!(count("another network namespace"), 1, "{log}");
     assert_eq!(
         count(&format!("of process {elsewhere} is not watched")),
@@ -163,6 +163,47 @@ fn a_connection_that_twheel_does_not_see_is_watched_by_the_kernels_times() -> Re
         report["idle_us"].as_u64().context("no idle_us")? >= 600_000,
         "{report}"
     );
+    twheel.stop().map(drop)
+}
+
+/// Its packets are acknowledged all the time, which is not what counts as its life.
+#[test]
+fn a_connection_that_twheel_does_not_see_is_ended() -> Result<()> {
+    let lab = Lab::new("unseen-ended")?;
+    let twheel = lab.twheel(&[])?;
+    for (port, action, end) in [
+        (PORT, "shutdown", "end of file"),
+        (PORT + 1, "destroy", "ConnectionReset"),
+    ] {
+        let mut service = lab.serve(&lab.pair.server, port, "sink")?;
+        let open = || Ok(TcpStream::connect(("127.0.0.1", port))?);
+        let stream = lab.pair.server.enter(open)?;
+        let args = [
+            "--pid",
+            &pid_of(&service),
+            "--timeout",
+            "1500ms",
+            "--life",
+            "data-out",
+            "--action",
+            action,
+        ];
+        let begun = Instant::now();
+        let mut idle = lab.idle(&args)?;
+        stream.set_read_timeout(Some(millis(50)))?;
+        let talk = |mut stream: &TcpStream| {
+            stream.write_all(b"!")?;
+            stream.read(&mut [0])
+        };
+        while talk(&stream).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            ensure!(begun.elapsed() < PATIENCE, "{action}: {}", idle.log());
+        }
+        let took = begun.elapsed();
+        ensure!(took >= millis(1_500), "{action}: early: {took:?}");
+        ensure!(took < millis(1_500) + LATE, "{action}: late: {took:?}");
+        service.await_text(end)?;
+        await_reports(&mut idle, &stream, 1)?;
+    }
     twheel.stop().map(drop)
 }
 

@@ -41,5 +41,5 @@ pub use self::{
     offload::{Ended, Expired, Idle, LONGEST, Offload, Options, Starting, Timer},
     protocol::{Action, Outcome},
     slot::Done,
-    socket::{LAG, cookie_of, idle_of},
+    socket::{LAG, cookie_of, end, idle_of},
 };

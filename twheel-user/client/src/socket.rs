@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::fd::{AsRawFd, BorrowedFd, RawFd},
+    os::fd::{AsFd as _, AsRawFd, BorrowedFd, RawFd},
     sync::LazyLock,
     time::Duration,
 };
@@ -76,26 +76,31 @@ impl Socket {
         if cookie(descriptor).ok() != Some(self.cookie) {
             return;
         }
-        match action {
-            Action::Notify => {}
-            Action::Shutdown => {
-                // Fails if the connection has ended.
-                let _ = nix::sys::socket::shutdown(descriptor, nix::sys::socket::Shutdown::Both);
-            }
-            Action::Destroy => {
-                let nowhere = libc::sockaddr {
-                    sa_family: libc::AF_UNSPEC as libc::sa_family_t,
-                    sa_data: [0; 14],
-                };
-                // SAFETY: the address has as many bytes as the call says. With this family the
-                // kernel aborts the connection (`tcp_disconnect` in `net/ipv4/tcp.c`).
-                unsafe {
-                    libc::connect(
-                        descriptor,
-                        &raw const nowhere,
-                        size_of::<libc::sockaddr>() as libc::socklen_t,
-                    );
-                }
+        end(own.as_fd(), action);
+    }
+}
+
+/// Ends a connection, as an [`Action`] says. Does nothing if it has ended.
+pub fn end(socket: BorrowedFd<'_>, action: Action) {
+    let descriptor = socket.as_raw_fd();
+    match action {
+        Action::Notify => {}
+        Action::Shutdown => {
+            let _ = nix::sys::socket::shutdown(descriptor, nix::sys::socket::Shutdown::Both);
+        }
+        Action::Destroy => {
+            let nowhere = libc::sockaddr {
+                sa_family: libc::AF_UNSPEC as libc::sa_family_t,
+                sa_data: [0; 14],
+            };
+            // SAFETY: the address has as many bytes as the call says. With this family the
+            // kernel aborts the connection (`tcp_disconnect` in `net/ipv4/tcp.c`).
+            unsafe {
+                libc::connect(
+                    descriptor,
+                    &raw const nowhere,
+                    size_of::<libc::sockaddr>() as libc::socklen_t,
+                );
             }
         }
     }

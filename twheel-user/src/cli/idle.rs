@@ -27,15 +27,15 @@ use crate::{
 /// Report a program's idle TCP connections, or end them
 ///
 /// The program needs no change, and does no work for it. Its sockets are looked up once a second, and each established
-/// TCP connection is registered with a running twheel that was given --offload. That twheel must watch an interface by
-/// which the connection's packets pass, in the same network namespace.
+/// TCP connection is registered with a running twheel that was given --offload, in the same network namespace. If the
+/// packets of a connection pass no interface that this twheel watches, the kernel is asked when it was last active.
 ///
 /// The idle time of a connection counts from what --life names, and at the earliest from when the connection was found.
 /// A connection is reported once when it has been idle for the timeout. With --action notify it stays open: it is
 /// reported again only if it is active and then idle for the timeout once more.
 ///
 /// This ends when all processes named by --pid have ended, unless --cgroup is given. If twheel ends, this waits until
-/// twheel is back. Idle times go on then if twheel was run with --keep, and begin anew otherwise.
+/// twheel is back. Idle times go on.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -103,6 +103,17 @@ enum Action {
     Shutdown,
     /// Also, the kernel aborts the connection: both sides get an error
     Destroy,
+}
+
+impl From<Action> for protocol::Action {
+    fn from(action: Action) -> Self {
+        match action {
+            Action::Notify => Self::Notify,
+            // This command shuts it down.
+            Action::Shutdown => Self::Shutdown,
+            Action::Destroy => Self::Destroy,
+        }
+    }
 }
 
 /// How often sockets are looked for, and a twheel that has ended.

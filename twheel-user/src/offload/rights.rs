@@ -46,7 +46,7 @@ impl Peer {
 }
 
 /// Whether a process has CAP_NET_ADMIN, in this process's user namespace: there users have the same
-/// numbers. One of which the kernel does not tell has not.
+/// numbers. If the kernel does not tell, it has not.
 fn is_admin(credentials: &UnixCredentials) -> io::Result<bool> {
     let pid = credentials.pid();
     let read = |file: &str| told(fs::read_to_string(format!("/proc/{pid}/{file}")));
@@ -82,8 +82,15 @@ fn is_alive(connection: BorrowedFd<'_>) -> io::Result<bool> {
     let process: RawFd = match option(connection, libc::SOL_SOCKET, SO_PEERPIDFD) {
         Ok(process) => process,
         Err(libc::ENOPROTOOPT) => return Ok(true),
-        // It has ended, and its parent knows.
-        Err(error) => return Ok(told::<bool>(Err(io::Error::from_raw_os_error(error)))?.is_some()),
+        Err(error) => {
+            let error = io::Error::from_raw_os_error(error);
+            // Else it has ended, and its parent knows.
+            return if is_for_now(&error) {
+                Err(error)
+            } else {
+                Ok(false)
+            };
+        }
     };
     // SAFETY: the kernel has just opened it for this process.
     let process = unsafe { OwnedFd::from_raw_fd(process) };

@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -14,14 +14,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use nix::{
-    poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::{
-        epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
-        eventfd::{EfdFlags, EventFd},
-        resource::{Resource, getrlimit, setrlimit},
-        socket::{SockFlag, accept4},
-    },
+use nix::sys::{
+    epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+    eventfd::{EfdFlags, EventFd},
+    resource::{Resource, getrlimit, setrlimit},
+    socket::{SockFlag, accept4},
 };
 use twheel_client::protocol::{self, Kind, Welcome};
 use twheel_common::config::Config;
@@ -343,7 +340,6 @@ impl Thread {
                 Err(error) => return self.wait_for_descriptors(error.into()),
             };
             let welcomed = match Peer::of(socket.as_fd()) {
-                Err(_) if has_hung_up(socket.as_fd()) => continue,
                 Err(error) if rights::is_for_now(&error) => {
                     self.accepted = Some(socket);
                     return self.wait_for_descriptors(error);
@@ -358,7 +354,11 @@ impl Thread {
     }
 
     fn wait_for_descriptors(&mut self, error: io::Error) {
-        log::warn!("no program can be welcomed now: {error}: raise the limit of open files");
+        let advice = match error.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE) => ": raise the limit of open files",
+            _ => "",
+        };
+        log::warn!("no program can be welcomed now: {error}{advice}");
         self.full_until = Some(Instant::now() + NO_DESCRIPTORS);
         self.listen(false);
     }
@@ -545,12 +545,6 @@ fn free_place(holders: impl Iterator<Item = Option<u32>>, uid: u32) -> Option<us
         }
     }
     free.filter(|_| own < OF_A_USER)
-}
-
-/// Whether the other end of a connection was closed.
-fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
-    let mut polled = [PollFd::new(socket, PollFlags::empty())];
-    poll(&mut polled, PollTimeout::ZERO).is_ok_and(|found| found > 0)
 }
 
 /// Between looks at timers, so that there are not many of them.

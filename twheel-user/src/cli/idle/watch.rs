@@ -15,7 +15,7 @@ use serde::Serialize;
 use twheel_client::{
     LAG,
     channel::{Channel, Packet},
-    cookie_of, idle_of,
+    cookie_of, end, idle_of,
     protocol::{self, BATCH, Event, Op, Outcome, Reply, Request, SOCKETS, TAGGED},
 };
 
@@ -45,7 +45,7 @@ struct Held {
     /// The look that has seen it last.
     look: u64,
     phase: Phase,
-    /// It was told that the kernel's times of it count.
+    /// It was told that twheel cannot tell.
     is_unseen: bool,
 }
 
@@ -59,6 +59,8 @@ enum Phase {
     Reported(Instant),
     /// twheel has refused it; to be tried again then.
     Refused(Instant),
+    /// twheel cannot tell whether it is idle: this keeps its timer, and asks the kernel then.
+    Unseen(Instant),
     /// It cannot have a timer.
     Never,
 }
@@ -164,8 +166,8 @@ impl Watch {
             (held.pid, held.descriptor, held.look) = (pid, descriptor, self.look);
             match held.phase {
                 Phase::Registered { .. } | Phase::Never => continue,
-                Phase::Refused(until) if Instant::now() < until => continue,
-                Phase::New | Phase::Reported(_) | Phase::Refused(_) => {}
+                Phase::Refused(until) | Phase::Unseen(until) if Instant::now() < until => continue,
+                Phase::New | Phase::Reported(_) | Phase::Refused(_) | Phase::Unseen(_) => {}
             }
             let socket = match process.take(descriptor) {
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -175,9 +177,11 @@ impl Watch {
                 Err(_) => continue,
                 Ok(socket) => socket,
             };
-            let (idle, timeout) = (&self.idle, self.timeout);
-            if held.is_wanted(socket.as_fd(), idle.life.bits(), timeout) {
-                found.push((inode, socket));
+            if held.is_wanted(socket.as_fd(), self.idle.life.bits(), self.timeout) {
+                match held.phase {
+                    Phase::Unseen(_) => self.look_at_unseen(inode, socket.as_fd())?,
+                    _ => found.push((inode, socket)),
+                }
             }
             // A packet has no more, and this process may have few.
             if found.len() == SOCKETS {
@@ -185,6 +189,24 @@ impl Watch {
             }
         }
         Ok(Ok(()))
+    }
+
+    /// Asks the kernel whether a connection is idle.
+    fn look_at_unseen(&mut self, inode: u64, socket: BorrowedFd<'_>) -> Result<()> {
+        let Some(held) = self.held.get_mut(&inode) else {
+            return Ok(());
+        };
+        let idle = held.idle(socket, self.idle.life.bits());
+        let left = Duration::from_millis(self.timeout.into()).saturating_sub(idle);
+        if !left.is_zero() {
+            held.phase = Phase::Unseen(Instant::now() + left);
+            return Ok(());
+        }
+        held.phase = Phase::Reported(Instant::now());
+        end(socket, self.idle.action.into());
+        let mut line = Vec::new();
+        report(held, idle, &self.idle, &mut line)?;
+        while_read(|out| Ok(out.write_all(&line)?))
     }
 
     fn cannot_look(&mut self, pid: u32, error: io::Error) -> Result<()> {
@@ -244,11 +266,9 @@ impl Watch {
     /// Starts a socket's timer. It may have been idle already since it was found.
     fn start(&self, inode: u64, socket: BorrowedFd<'_>) -> Request {
         let mut request = self.request(Op::Start, inode);
-        if let Some(held) = self.held.get(&inode)
-            && let Some(told) = idle_of(socket, request.life)
-        {
-            let idle = told.saturating_sub(*LAG).min(held.since.elapsed());
-            request.idle = u32::try_from(idle.as_millis()).unwrap_or(u32::MAX);
+        if let Some(held) = self.held.get(&inode) {
+            let idle = held.idle(socket, request.life).as_millis();
+            request.idle = u32::try_from(idle).unwrap_or(u32::MAX);
         }
         request
     }
@@ -258,12 +278,7 @@ impl Watch {
         request.tag = inode;
         request.timeout = self.timeout;
         request.life = self.idle.life.bits();
-        request.action = match self.idle.action {
-            Action::Notify => protocol::Action::Notify,
-            // This command shuts it down.
-            Action::Shutdown => protocol::Action::Shutdown,
-            Action::Destroy => protocol::Action::Destroy,
-        } as u8;
+        request.action = protocol::Action::from(self.idle.action) as u8;
         request
     }
 
@@ -413,6 +428,7 @@ impl Watch {
             match Outcome::from_raw(event.what) {
                 Some(Outcome::Expired) => {
                     held.phase = Phase::Reported(Instant::now());
+                    // Else twheel has done it.
                     if self.idle.action == Action::Shutdown
                         && let Err(error) = shut_down(&self.processes, held)
                     {
@@ -421,14 +437,16 @@ impl Watch {
                         held.phase = Phase::New;
                         continue;
                     }
-                    report(held, event, &self.idle, &mut lines)?;
+                    let idle = Duration::from_millis(event.idle.into());
+                    report(held, idle, &self.idle, &mut lines)?;
                 }
                 Some(Outcome::Unseen) => {
-                    held.phase = Phase::New;
+                    held.phase = Phase::Unseen(Instant::now());
                     if !std::mem::replace(&mut held.is_unseen, true) {
                         say!(
-                            "twheel: {} of process {}: twheel did not see all of its packets, or \
-                             saw an end that was none: the kernel's times of the socket count, too",
+                            "twheel: {} of process {}: the running twheel cannot tell whether it \
+                             is idle (do its packets pass an interface that is watched?): the \
+                             kernel is asked instead",
                             written(held.ends),
                             held.pid
                         );
@@ -446,6 +464,12 @@ impl Watch {
 }
 
 impl Held {
+    /// For how long it has been idle by the kernel's times, since it was found.
+    fn idle(&self, socket: BorrowedFd<'_>, life: u8) -> Duration {
+        let told = idle_of(socket, life).unwrap_or_default();
+        told.saturating_sub(*LAG).min(self.since.elapsed())
+    }
+
     /// Whether a socket is to be registered.
     fn is_wanted(&mut self, socket: BorrowedFd<'_>, life: u8, timeout: u32) -> bool {
         let cookie = cookie_of(socket).unwrap_or(0);
@@ -506,8 +530,7 @@ fn written(ends: Option<Ends>) -> String {
 }
 
 /// Writes that a connection was idle.
-fn report(held: &Held, event: &Event, idle: &Idle, to: &mut Vec<u8>) -> io::Result<()> {
-    let passed = Duration::from_millis(event.idle.into());
+fn report(held: &Held, passed: Duration, idle: &Idle, to: &mut Vec<u8>) -> io::Result<()> {
     if idle.json {
         let body = Line {
             local: held.ends.map(|(local, _)| local),
