@@ -118,6 +118,8 @@ impl From<Action> for protocol::Action {
 
 /// How often sockets are looked for, and a twheel that has ended.
 const LOOK: Duration = Duration::from_secs(1);
+/// How long a twheel may take to start.
+const STARTING: Duration = Duration::from_secs(10);
 
 impl Idle {
     pub(super) fn execute(self) -> Result<()> {
@@ -128,8 +130,7 @@ impl Idle {
             return usage("--timeout: give at least 1ms");
         }
         let processes = Processes::new(&self.pids, self.cgroups.clone())?;
-        let channel =
-            Channel::connect(&self.offload).map_err(|error| refused(&self.offload, &error))?;
+        let channel = connect(&self.offload).map_err(|error| refused(&self.offload, &error))?;
         let timeout = match u32::try_from(timeout) {
             Ok(timeout) if u64::from(timeout) <= channel.welcome().longest => timeout,
             _ => return usage("--timeout: this is longer than twheel's timers can be: give less"),
@@ -153,6 +154,18 @@ impl Idle {
                 Woken::Packet => watch.receive()?,
                 Woken::Nothing => {}
             }
+        }
+    }
+}
+
+/// Connects to the running twheel. One that has just been started takes connections before it answers:
+/// it loads its programs first.
+fn connect(path: &Path) -> io::Result<Channel> {
+    let until = Instant::now() + STARTING;
+    loop {
+        match Channel::connect(path) {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut && Instant::now() < until => {}
+            connected => return connected,
         }
     }
 }
