@@ -85,7 +85,7 @@ fn each_idle_connection_is_reported_once_until_it_is_active_again() -> Result<()
     twheel.stop().map(drop)
 }
 
-/// Of one whose end was forged, or that was deleted, twheel tells that it cannot tell.
+/// After a flush twheel cannot tell whether the connection is idle.
 #[test]
 fn an_idle_time_goes_on_when_a_flow_ends_and_its_connection_does_not() -> Result<()> {
     let lab = Lab::new("deleted")?;

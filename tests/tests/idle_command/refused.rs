@@ -163,6 +163,7 @@ fn a_connection_that_twheel_does_not_see_is_watched_by_the_kernels_times() -> Re
         report["idle_us"].as_u64().context("no idle_us")? >= 600_000,
         "{report}"
     );
+    idle.check()?;
     twheel.stop().map(drop)
 }
 

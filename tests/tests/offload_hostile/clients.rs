@@ -212,7 +212,7 @@ fn without_descriptors_it_waits_for_some() -> Result<()> {
     lab.end()
 }
 
-/// Its rights cannot be read then, so it waits, too.
+/// No descriptor is left with which to read its rights.
 #[test]
 fn who_connects_with_the_last_descriptor_has_its_rights_later() -> Result<()> {
     let lab = Lab::new("last-descriptor", &[])?;

@@ -3,7 +3,7 @@
 use std::{
     io::Write,
     net::{TcpListener, TcpStream},
-    os::fd::{AsFd, AsRawFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     path::Path,
     time::Instant,
 };
@@ -67,7 +67,7 @@ impl Other {
     }
 
     /// Starts it. Returns its socket when it has connected.
-    fn begin(path: &Path, who: Who) -> Result<(Pid, std::os::fd::OwnedFd)> {
+    fn begin(path: &Path, who: Who) -> Result<(Pid, OwnedFd)> {
         let (socket, address) = (unconnected()?, UnixAddr::new(path)?);
         let (told, tells) = pipe()?;
         let (socket_fd, tells_fd) = (socket.as_raw_fd(), tells.as_raw_fd());
@@ -155,6 +155,13 @@ fn end(child: Pid) {
     let _ = waitpid(child, None);
 }
 
+/// The error number with which another process, which is ended then, is answered.
+fn error_of((child, socket): (Pid, OwnedFd), request: Request) -> Result<i32> {
+    let found = Raw::welcomed(socket).and_then(|raw| raw.error(request, &[]));
+    end(child);
+    found
+}
+
 impl Drop for Other {
     fn drop(&mut self) {
         end(self.child);
@@ -234,21 +241,18 @@ fn endpoints_are_named_by_administrators_alone() -> Result<()> {
             returns: true,
             ..NOBODY
         };
-        let (child, socket) = lab.stopped(|| Other::begin(&lab.path(), returns))?;
-        let raw = Raw::welcomed(socket);
-        let found = raw.and_then(|raw| raw.error(named, &[]));
-        end(child);
-        let found = found?;
+        let other = lab.stopped(|| Other::begin(&lab.path(), returns))?;
+        let found = error_of(other, named)?;
         ensure!(found == libc::EPERM, "{found}");
         Ok(())
     })?;
-    // Another process can have its number by the time twheel looks at it.
+    // It has ended before twheel looks at it: another process may have its number then.
     lab.withstands("who has ended since", || {
         let admin = Who {
             is_admin: true,
             ..NOBODY
         };
-        let (child, socket) = lab.stopped(|| {
+        let other = lab.stopped(|| {
             let begun = Other::begin(&lab.path(), admin)?;
             kill(begun.0, Signal::SIGKILL)?;
             // Its number is still its own.
@@ -258,10 +262,7 @@ fn endpoints_are_named_by_administrators_alone() -> Result<()> {
             )?;
             Ok(begun)
         })?;
-        let raw = Raw::welcomed(socket);
-        let found = raw.and_then(|raw| raw.error(named, &[]));
-        end(child);
-        let found = found?;
+        let found = error_of(other, named)?;
         ensure!(found == libc::EPERM, "{found}");
         Ok(())
     })?;

@@ -428,7 +428,7 @@ impl Watch {
             match Outcome::from_raw(event.what) {
                 Some(Outcome::Expired) => {
                     held.phase = Phase::Reported(Instant::now());
-                    // Else twheel has done it.
+                    // A connection to be destroyed, twheel has aborted.
                     if self.idle.action == Action::Shutdown
                         && let Err(error) = shut_down(&self.processes, held)
                     {
