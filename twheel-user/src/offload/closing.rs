@@ -25,7 +25,7 @@ use super::{
     rights::{self, Passed},
     watched::Watched,
 };
-use crate::clock::Clock;
+use crate::{clock::Clock, cpu::run_soon};
 
 /// For how long a thread waits that has nothing to do.
 const IDLE: Duration = Duration::from_millis(200);
@@ -366,6 +366,10 @@ fn tell(what: impl FnOnce() + 'static) -> Tell {
 }
 
 fn work(queued: &Receiver<Job>, jobs: &AtomicUsize, began: &Mutex<Instant>) {
+    // Its program is not asked for more until its jobs are done, and may keep all CPUs busy meanwhile.
+    if let Err(error) = run_soon() {
+        log::debug!("a thread may be run late: {error}");
+    }
     loop {
         match queued.recv_timeout(IDLE) {
             Ok(job) => {

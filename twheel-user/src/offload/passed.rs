@@ -186,20 +186,20 @@ impl Report<'_> {
         u64::from_ne_bytes(self.bytes(HEAD + self.1.namespace))
     }
 
-    /// `None`: it is not established, or nobody has asked for its cookie.
+    /// `None`: it is not established, nobody has asked for its cookie, or it changes.
     fn passed(&self) -> Option<Passed> {
+        /// `TCP_ESTABLISHED` of `include/net/tcp_states.h`.
+        const ESTABLISHED: u8 = 1;
+        let Self(words, common) = *self;
         // Its owner may connect it elsewhere meanwhile. Read twice with the same result, it is of one
         // connection, unless both readings were interrupted at the same place for as long as that
         // takes.
-        let [once, again] = [0, self.1.bytes].map(|at| self.reading(HEAD + at));
-        once.filter(|_| once == again)
-    }
-
-    /// One of the two readings, which begins there.
-    fn reading(&self, at: usize) -> Option<Passed> {
-        /// `TCP_ESTABLISHED` of `include/net/tcp_states.h`.
-        const ESTABLISHED: u8 = 1;
-        let Self(_, common) = *self;
+        let bytes = common.bytes / WORD;
+        let (once, again) = words[HEAD / WORD..].split_at(bytes);
+        if once != &again[..bytes] {
+            return None;
+        }
+        let at = HEAD;
         let [state] = self.bytes(at + common.state);
         let (local, remote) = match u16::from_ne_bytes(self.bytes(at + common.family)).into() {
             libc::AF_INET => (self.v4(at + common.local), self.v4(at + common.remote)),

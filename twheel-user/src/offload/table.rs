@@ -207,8 +207,9 @@ impl Table for Mapping {
     }
 
     fn set_offload(&self, record: u32, offload: Offload) {
+        // Whoever sees the mark that comes next sees this, too.
         let word = self.offload_word(record);
-        word.store(transmute!(offload), Ordering::SeqCst);
+        word.store(transmute!(offload), Ordering::Release);
     }
 
     fn raise_heard(&self, record: u32, at: u32) {
