@@ -178,4 +178,20 @@ mod tests {
             assert_eq!(unescape(&escape(name)), name);
         }
     }
+
+    #[test]
+    fn documents_name_the_directory_of_this_layout() {
+        let directory = format!("{}/", version().display());
+        for document in [
+            include_str!("../../../docs/design.md"),
+            include_str!("../../../docs/install.md"),
+            include_str!("../../../docs/privilege.md"),
+            include_str!("../../../docs/usage.md"),
+        ] {
+            let named = document.match_indices("/sys/fs/bpf/twheel/v");
+            let named: Vec<_> = named.map(|(at, _)| &document[at..]).collect();
+            assert!(!named.is_empty());
+            assert!(named.iter().all(|it| it.starts_with(&directory)));
+        }
+    }
 }
