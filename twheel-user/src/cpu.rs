@@ -4,6 +4,7 @@ use std::{io, mem};
 
 use anyhow::{Context, Result};
 use nix::{
+    errno::Errno,
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
 };
@@ -18,10 +19,8 @@ pub fn run_ahead(ahead: bool) -> io::Result<()> {
     let parameters: libc::c_int = priority;
     let call = libc::SYS_sched_setscheduler;
     // SAFETY: the parameters outlive the call; 0 means this thread.
-    match unsafe { libc::syscall(call, 0, policy, &raw const parameters) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let result = unsafe { libc::syscall(call, 0, policy, &raw const parameters) };
+    Ok(Errno::result(result).map(drop)?)
 }
 
 /// The shortest slice of a thread that the kernel allows, nanoseconds (`kernel/sched/syscalls.c`).
@@ -42,10 +41,7 @@ pub fn run_soon() -> io::Result<()> {
     attributes.sched_runtime = SHORTEST;
     // SAFETY: the attributes have the size that they name, and outlive the call; 0 means this thread.
     let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    Ok(Errno::result(result).map(drop)?)
 }
 
 /// How the kernel runs this thread.
@@ -55,10 +51,8 @@ fn attributes() -> io::Result<libc::sched_attr> {
     let size = size_of_val(&attributes);
     // SAFETY: the attributes have as many bytes, and outlive the call; 0 means this thread.
     let result = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) };
-    match result {
-        0 => Ok(attributes),
-        _ => Err(io::Error::last_os_error()),
-    }
+    Errno::result(result)?;
+    Ok(attributes)
 }
 
 /// Pins this thread to a CPU.

@@ -199,19 +199,18 @@ impl Report<'_> {
         if once != &again[..bytes] {
             return None;
         }
-        let at = HEAD;
-        let [state] = self.bytes(at + common.state);
-        let (local, remote) = match u16::from_ne_bytes(self.bytes(at + common.family)).into() {
-            libc::AF_INET => (self.v4(at + common.local), self.v4(at + common.remote)),
+        let [state] = self.bytes(HEAD + common.state);
+        let (local, remote) = match u16::from_ne_bytes(self.bytes(HEAD + common.family)).into() {
+            libc::AF_INET => (self.v4(HEAD + common.local), self.v4(HEAD + common.remote)),
             libc::AF_INET6 => (
-                self.v6(at + common.local_v6),
-                self.v6(at + common.remote_v6),
+                self.v6(HEAD + common.local_v6),
+                self.v6(HEAD + common.remote_v6),
             ),
             _ => return None,
         };
-        let local_port = u16::from_ne_bytes(self.bytes(at + common.local_port));
-        let remote_port = u16::from_be_bytes(self.bytes(at + common.remote_port));
-        let cookie = u64::from_ne_bytes(self.bytes(at + common.cookie));
+        let local_port = u16::from_ne_bytes(self.bytes(HEAD + common.local_port));
+        let remote_port = u16::from_be_bytes(self.bytes(HEAD + common.remote_port));
+        let cookie = u64::from_ne_bytes(self.bytes(HEAD + common.cookie));
         let is_whole = state == ESTABLISHED
             && ![local, remote].iter().any(IpAddr::is_unspecified)
             && ![local_port, remote_port].contains(&0);
