@@ -75,6 +75,7 @@ impl Fuzzer {
             // As `cargo +nightly` does.
             cargo = Command::new("cargo");
             cargo.current_dir(sh::workspace());
+            sh::forget_xtask(&mut cargo);
             cargo.env_remove("CARGO").env_remove("RUSTC");
             cargo.env("RUSTUP_TOOLCHAIN", nightly);
         }

@@ -2,7 +2,7 @@
 
 use std::{
     env,
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     io::{IsTerminal, stdin},
     os::unix::{fs::MetadataExt, process::CommandExt},
     path::{Path, PathBuf},
@@ -16,6 +16,21 @@ macro_rules! say {
     ($($arg:tt)*) => { eprintln!("xtask: {}", format_args!($($arg)*)) };
 }
 pub(crate) use say;
+
+/// What `cargo run` and `cargo test` set for the package that they run, and what names objects to
+/// the build of twheel.
+const FORGOTTEN: [&str; 10] = [
+    "CARGO_BIN_NAME",
+    "CARGO_CRATE_NAME",
+    "CARGO_MANIFEST_DIR",
+    "CARGO_MANIFEST_LINKS",
+    "CARGO_MANIFEST_PATH",
+    "CARGO_PKG_*",
+    "CARGO_PRIMARY_PACKAGE",
+    "OUT_DIR",
+    "TWHEEL_BPF_OBJECT",
+    "TWHEEL_PROBE_OBJECT",
+];
 
 /// The directory of the workspace.
 pub fn workspace() -> &'static Path {
@@ -35,7 +50,45 @@ pub fn target(path: &str) -> PathBuf {
 pub fn cargo() -> Command {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
     cargo.current_dir(workspace());
+    forget_xtask(&mut cargo);
     cargo
+}
+
+/// Removes from a command's environment what cargo has set for xtask, and which objects twheel was
+/// built around before.
+///
+/// Cargo runs build scripts again if a variable that they read has another value than last time.
+/// With the name and directory of xtask, `cargo build` and `cargo xtask` in turn would build ring,
+/// and all that depends on it, anew each time.
+pub fn forget_xtask(command: &mut Command) {
+    forget(command, env::vars_os());
+}
+
+fn forget(command: &mut Command, variables: impl IntoIterator<Item = (OsString, OsString)>) {
+    let variables: Vec<_> = variables.into_iter().collect();
+    let cargo = variables.iter().find(|(key, _)| key == "CARGO");
+    let toolchain = cargo.and_then(|(_, path)| Path::new(path).parent()?.parent());
+    let libraries = toolchain.map(|toolchain| toolchain.join("lib"));
+    for (key, value) in &variables {
+        let name = key.to_string_lossy();
+        let is_xtasks = FORGOTTEN.iter().any(|it| match it.strip_suffix('*') {
+            Some(start) => name.starts_with(start),
+            None => name == *it,
+        });
+        if is_xtasks {
+            command.env_remove(key);
+        } else if name == "LD_LIBRARY_PATH" {
+            let cargos = |path: &PathBuf| {
+                path.starts_with(target(""))
+                    || libraries.as_ref().is_some_and(|it| path.starts_with(it))
+            };
+            let paths: Vec<_> = env::split_paths(value).filter(|it| !cargos(it)).collect();
+            match env::join_paths(&paths) {
+                Ok(rest) if !paths.is_empty() => command.env(key, rest),
+                _ => command.env_remove(key),
+            };
+        }
+    }
 }
 
 /// git, in the workspace.
@@ -147,4 +200,58 @@ pub fn as_root<'a>(
     }
     command.arg(program);
     Ok(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, ffi::OsString, process::Command};
+
+    use super::{forget, target};
+
+    #[test]
+    fn cargo_is_told_nothing_of_xtask() {
+        let built = target("release/deps");
+        let libraries = format!("{}:/tools/rust/lib:/opt/lib", built.display());
+        let given = [
+            ("CARGO", "/tools/rust/bin/cargo"),
+            ("CARGO_HOME", "/cargo"),
+            ("CARGO_TARGET_DIR", "/target"),
+            ("CARGO_INCREMENTAL", "0"),
+            ("CARGO_PROFILE_DEV_DEBUG", "0"),
+            ("CARGO_BUILD_JOBS", "2"),
+            ("PATH", "/bin"),
+            ("CARGO_MANIFEST_DIR", "/xtask"),
+            ("CARGO_MANIFEST_PATH", "/xtask/Cargo.toml"),
+            ("CARGO_PKG_NAME", "xtask"),
+            ("CARGO_PKG_VERSION_MAJOR", "0"),
+            ("CARGO_PRIMARY_PACKAGE", "1"),
+            ("OUT_DIR", "/out"),
+            ("TWHEEL_BPF_OBJECT", "/object"),
+            ("LD_LIBRARY_PATH", &libraries),
+        ];
+        let set = |given: &[(&str, &str)]| {
+            let mut command = Command::new("cargo");
+            let given = given.iter().map(|(key, value)| (key.into(), value.into()));
+            forget(&mut command, given);
+            let set = command.get_envs();
+            let set = set.map(|(key, value)| (key.to_owned(), value.map(OsString::from)));
+            set.collect::<BTreeMap<_, _>>()
+        };
+        let changed = set(&given);
+        for (key, _) in given {
+            let expected = match key {
+                "LD_LIBRARY_PATH" => Some(Some("/opt/lib".into())),
+                "CARGO_MANIFEST_DIR" | "CARGO_MANIFEST_PATH" | "CARGO_PKG_NAME" => Some(None),
+                "CARGO_PKG_VERSION_MAJOR" | "CARGO_PRIMARY_PACKAGE" | "OUT_DIR" => Some(None),
+                "TWHEEL_BPF_OBJECT" => Some(None),
+                _ => None,
+            };
+            assert_eq!(
+                changed.get(OsString::from(key).as_os_str()),
+                expected.as_ref()
+            );
+        }
+        let changed = set(&[("LD_LIBRARY_PATH", &built.display().to_string())]);
+        assert_eq!(changed.into_values().collect::<Vec<_>>(), [None]);
+    }
 }

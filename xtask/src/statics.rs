@@ -132,6 +132,7 @@ fn build_in(place: &Place, arch: Arch, object: &Path) -> Result<PathBuf> {
         place.target.display()
     ));
     let mut cargo = toolchain.cargo();
+    sh::forget_xtask(&mut cargo);
     cargo
         .current_dir(&place.sources)
         .args([
@@ -146,11 +147,8 @@ fn build_in(place: &Place, arch: Arch, object: &Path) -> Result<PathBuf> {
         .args(["-Z", "build-std=std,panic_abort", "--target", &triple])
         .arg("--target-dir")
         .arg(&place.target)
-        // `cargo xtask` sets it: what depends on it would be built anew after another way to start.
-        .env_remove("CARGO_MANIFEST_DIR")
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
         .env("TWHEEL_BPF_OBJECT", object)
-        .env_remove("TWHEEL_PROBE_OBJECT")
         .env("TWHEEL_COMMIT", commit()?)
         .env("SOURCE_DATE_EPOCH", epoch()?);
     zig.set(&mut cargo, arch.name(), &place.target)?;
