@@ -1,18 +1,19 @@
 //! Builds the eBPF objects, and checks the committed ones.
 //!
-//! `twheel-ebpf/prebuilt` holds the objects, so that `cargo build` works without a compiler for the
-//! BPF target, and a manifest that says which compiler and which sources made them. The same
+//! `twheel-ebpf/prebuilt` holds the objects, so that nobody needs a compiler for the BPF target who
+//! does not change the programs, and a manifest that says which compiler and which sources made them. The same
 //! sources give the same bytes wherever they are built, so `--check` can build them again and
 //! compare.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
-use anyhow::{Context, Error, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -69,6 +70,24 @@ impl Objects {
         Self::at(|name| prebuilt(&format!("{name}.bpf.o")))
     }
 
+    /// The environment variables by which a build of twheel takes these objects instead of the
+    /// committed ones: none if they are the same, so that `cargo build` and `cargo xtask` share
+    /// what they build.
+    pub fn build_env(&self) -> Vec<(&'static str, &OsStr)> {
+        let prebuilt = Self::prebuilt();
+        [
+            ("TWHEEL_BPF_OBJECT", &self.twheel, prebuilt.twheel),
+            ("TWHEEL_PROBE_OBJECT", &self.probe, prebuilt.probe),
+        ]
+        .into_iter()
+        .filter(|(_, path, prebuilt)| match (read(path), read(prebuilt)) {
+            (Ok(object), Ok(prebuilt)) => object != prebuilt,
+            _ => true,
+        })
+        .map(|(variable, path, _)| (variable, path.as_os_str()))
+        .collect()
+    }
+
     fn each(&self) -> [(&'static str, &Path); 4] {
         let [twheel, bench, peers, probe] = NAMES;
         [
@@ -101,42 +120,34 @@ struct Sources {
 
 /// Builds the objects: `cargo xtask build-ebpf`.
 pub fn build() -> Result<()> {
-    for (_, path) in objects()?.each() {
+    let toolchain = toolchain::find(recorded().as_ref(), false)?;
+    for (_, path) in compile(&toolchain)?.each() {
         println!("{}", path.display());
     }
     Ok(())
 }
 
-/// Builds the objects; returns the prebuilt ones if that is not possible.
+/// The objects of these sources: the committed ones, or built here if those are of other sources.
 pub fn objects() -> Result<Objects> {
-    let manifest = Manifest::read().ok();
-    match toolchain::find(manifest.as_ref().map(|manifest| &manifest.compiler), false) {
-        // A change of the sources may not build: then the prebuilt objects are not from these
-        // sources.
-        Ok(toolchain) => compile(&toolchain).or_else(|why| fall_back(manifest, why)),
-        Err(why) => fall_back(manifest, why),
-    }
-}
-
-/// The prebuilt objects, if they match their manifest, and the manifest matches these sources.
-fn fall_back(manifest: Option<Manifest>, why: Error) -> Result<Objects> {
-    let verified = match manifest {
-        Some(manifest) => manifest.verify(),
-        None => Err(anyhow!("the prebuilt objects have no manifest")),
+    let Err(stale) = Manifest::read().and_then(|manifest| manifest.verify()) else {
+        return Ok(Objects::prebuilt());
     };
-    if let Err(stale) = verified {
+    let built = toolchain::find(recorded().as_ref(), false).and_then(|it| compile(&it));
+    built.or_else(|why| {
         bail!(
             "the eBPF objects cannot be built ({why:#}), and the prebuilt ones cannot be used: {stale:#}"
-        );
-    }
-    say!("Using the prebuilt eBPF objects, which are from these sources: {why:#}.");
-    Ok(Objects::prebuilt())
+        )
+    })
+}
+
+/// The compiler of the committed objects.
+fn recorded() -> Option<Compiler> {
+    Manifest::read().ok().map(|manifest| manifest.compiler)
 }
 
 /// Replaces the prebuilt objects: `cargo xtask build-ebpf --update`.
 pub fn update() -> Result<()> {
-    let recorded = Manifest::read().ok().map(|manifest| manifest.compiler);
-    let toolchain = toolchain::find(recorded.as_ref(), false)?;
+    let toolchain = toolchain::find(recorded().as_ref(), false)?;
     let built = recompile(&toolchain)?;
     fs::create_dir_all(prebuilt("")).context("cannot create the directory of prebuilt objects")?;
     let mut objects = BTreeMap::new();
@@ -329,34 +340,42 @@ fn hex(hash: impl IntoIterator<Item = u8>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::env;
+    use std::{env, path::Path};
 
-    use anyhow::anyhow;
+    use super::{Manifest, Objects};
 
-    use super::{Manifest, fall_back};
-
-    /// `cargo test` alone uses the prebuilt objects; `cargo xtask test` names those that it has
-    /// built.
+    /// Tests run the committed objects, or those that `cargo xtask` has built since, and named.
     #[test]
     fn tests_run_no_prebuilt_object_of_other_sources() {
-        if env::var_os("TWHEEL_BPF_OBJECT").is_none() {
+        let named = env::var_os("TWHEEL_BPF_OBJECT");
+        if named.is_none_or(|path| Path::new(&path) == Objects::prebuilt().twheel) {
             Manifest::read().unwrap().verify().unwrap();
         }
     }
 
     #[test]
     fn a_prebuilt_object_of_other_sources_is_refused() {
-        let why = || anyhow!("no compiler");
-        assert!(fall_back(None, why()).is_err());
         let mut manifest = Manifest::read().unwrap();
+        manifest.verify_objects().unwrap();
         manifest.sources.sha256 = "0".repeat(64);
-        let error = fall_back(Some(manifest), why()).err().unwrap().to_string();
+        let error = manifest.verify().unwrap_err().to_string();
         assert!(
             error.contains("from other sources") && error.contains("build-ebpf --update"),
             "{error}"
         );
         let mut manifest = Manifest::read().unwrap();
         manifest.objects.insert("twheel".to_owned(), "0".repeat(64));
-        assert!(fall_back(Some(manifest), why()).is_err());
+        assert!(manifest.verify().is_err());
+    }
+
+    #[test]
+    fn only_objects_that_differ_from_the_prebuilt_are_named_to_cargo() {
+        let mut objects = Objects::prebuilt();
+        assert_eq!(objects.build_env(), []);
+        objects.probe = objects.peers.clone();
+        let expected = ("TWHEEL_PROBE_OBJECT", objects.probe.as_os_str());
+        assert_eq!(objects.build_env(), [expected]);
+        objects.twheel = "/nowhere".into();
+        assert_eq!(objects.build_env().len(), 2);
     }
 }

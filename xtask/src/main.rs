@@ -50,9 +50,9 @@ use clap::{Parser, Subcommand};
 
 /// Builds, runs, tests and benches twheel.
 ///
-/// Each command first installs what it needs, and says so: on Debian, missing packages with apt-get;
-/// bpf-linker is built once and kept in ~/.cache/twheel/tools. If the eBPF objects cannot be built,
-/// the prebuilt ones in twheel-ebpf/prebuilt are used.
+/// Each command first installs what it needs, and says so: on Debian, missing packages with apt-get.
+/// The eBPF objects in twheel-ebpf/prebuilt are used, or built if their sources have changed;
+/// bpf-linker is then built once and kept in ~/.cache/twheel/tools.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Cli {
@@ -107,7 +107,7 @@ enum Task {
         target: cross::Target,
     },
 
-    /// Build the eBPF objects into target/bpf
+    /// Build the eBPF objects into target/bpf, with debug information
     BuildEbpf {
         /// Compare them with the committed objects, and fail if they differ
         #[arg(long, conflicts_with = "update")]

@@ -12,7 +12,8 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 
 use crate::{
-    ebpf, setup,
+    ebpf::{self, Objects},
+    setup,
     sh::{self, say},
     toolchain,
     zig::Zig,
@@ -58,20 +59,19 @@ struct Place {
     target: PathBuf,
 }
 
-/// Builds the program, around a fresh eBPF object.
+/// Builds the program, around the eBPF objects of these sources.
 pub fn build(arch: Arch) -> Result<PathBuf> {
-    let object = ebpf::objects()?.twheel;
     let here = Place {
         sources: sh::workspace().to_owned(),
         target: sh::target("static"),
     };
-    build_in(&here, arch, &object)
+    build_in(&here, arch, &ebpf::objects()?)
 }
 
 /// Builds the program here, and again in another directory; fails if the two differ.
 pub fn check(arch: Arch) -> Result<()> {
     let first = build(arch)?;
-    let object = ebpf::objects()?.twheel;
+    let objects = ebpf::objects()?;
     // Another depth, too, and away from the first.
     let elsewhere = std::env::temp_dir().join(format!("twheel-again-{}/of/it", std::process::id()));
     let again = Place {
@@ -79,7 +79,7 @@ pub fn check(arch: Arch) -> Result<()> {
         target: elsewhere.join("built"),
     };
     copy_sources(&again.sources)?;
-    let compared = build_in(&again, arch, &object).and_then(|second| {
+    let compared = build_in(&again, arch, &objects).and_then(|second| {
         let [first, second] = [&first, &second].map(fs::read);
         ensure!(
             first? == second?,
@@ -109,7 +109,7 @@ pub fn copy_sources(to: &Path) -> Result<()> {
     Ok(())
 }
 
-fn build_in(place: &Place, arch: Arch, object: &Path) -> Result<PathBuf> {
+fn build_in(place: &Place, arch: Arch, objects: &Objects) -> Result<PathBuf> {
     setup::kafka()?;
     let zig = Zig::new(arch.name())?;
     let toolchain = toolchain::with_sources()?;
@@ -148,7 +148,7 @@ fn build_in(place: &Place, arch: Arch, object: &Path) -> Result<PathBuf> {
         .arg("--target-dir")
         .arg(&place.target)
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
-        .env("TWHEEL_BPF_OBJECT", object)
+        .envs(objects.build_env())
         .env("TWHEEL_COMMIT", commit()?)
         .env("SOURCE_DATE_EPOCH", epoch()?);
     zig.set(&mut cargo, arch.name(), &place.target)?;
