@@ -1,9 +1,12 @@
 //! Builds the eBPF objects, and checks the committed ones.
 //!
-//! `twheel-ebpf/prebuilt` holds the objects, so that nobody needs a compiler for the BPF target who
-//! does not change the programs, and a manifest that says which compiler and which sources made them. The same
-//! sources give the same bytes wherever they are built, so `--check` can build them again and
-//! compare.
+//! `twheel-ebpf/prebuilt` holds the objects without DWARF, so that nobody needs a compiler for the
+//! BPF target who does not change the programs, and a manifest that says which compiler and which
+//! sources made them. The same sources give the same bytes wherever they are built, so `--check` can
+//! build them again and compare. What is built stays in `target/bpf` with its DWARF, for debuggers;
+//! what is loaded is always without.
+
+mod strip;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,6 +28,8 @@ use crate::{
 const TARGET: &str = "bpfel-unknown-none";
 /// The binaries of twheel-ebpf.
 const NAMES: [&str; 4] = ["twheel", "bench", "peers", "probe"];
+/// Those that are committed compressed: only benchmarks load them, and `cargo xtask` unpacks them.
+const COMPRESSED: [&str; 2] = ["bench", "peers"];
 const UPDATE: &str = "run `cargo xtask build-ebpf --update` and commit the result";
 
 /// Flags for rustc, besides those that keep paths out of the objects.
@@ -66,25 +71,44 @@ impl Objects {
         }
     }
 
-    fn prebuilt() -> Self {
-        Self::at(|name| prebuilt(&format!("{name}.bpf.o")))
+    /// The committed objects.
+    fn prebuilt() -> Result<Self> {
+        for name in COMPRESSED {
+            write(&unpacked(name), &committed(name)?)?;
+        }
+        Ok(Self::at(|name| match COMPRESSED.contains(&name) {
+            true => unpacked(name),
+            false => prebuilt(name),
+        }))
+    }
+
+    /// These objects without their DWARF.
+    fn strip(&self) -> Result<Self> {
+        let stripped = Self::at(|name| sh::target(&format!("bpf/stripped/{name}.bpf.o")));
+        for ((name, full), (_, path)) in self.each().into_iter().zip(stripped.each()) {
+            let object = strip::strip(&read(full)?);
+            write(
+                path,
+                &object.with_context(|| format!("cannot strip {name}"))?,
+            )?;
+        }
+        Ok(stripped)
     }
 
     /// The environment variables by which a build of twheel takes these objects instead of the
     /// committed ones: none if they are the same, so that `cargo build` and `cargo xtask` share
     /// what they build.
     pub fn build_env(&self) -> Vec<(&'static str, &OsStr)> {
-        let prebuilt = Self::prebuilt();
         [
-            ("TWHEEL_BPF_OBJECT", &self.twheel, prebuilt.twheel),
-            ("TWHEEL_PROBE_OBJECT", &self.probe, prebuilt.probe),
+            ("TWHEEL_BPF_OBJECT", "twheel", &self.twheel),
+            ("TWHEEL_PROBE_OBJECT", "probe", &self.probe),
         ]
         .into_iter()
-        .filter(|(_, path, prebuilt)| match (read(path), read(prebuilt)) {
-            (Ok(object), Ok(prebuilt)) => object != prebuilt,
+        .filter(|(_, name, path)| match (committed(name), read(path)) {
+            (Ok(committed), Ok(object)) => committed != object,
             _ => true,
         })
-        .map(|(variable, path, _)| (variable, path.as_os_str()))
+        .map(|(variable, _, path)| (variable, path.as_os_str()))
         .collect()
     }
 
@@ -118,7 +142,7 @@ struct Sources {
     files: BTreeSet<String>,
 }
 
-/// Builds the objects: `cargo xtask build-ebpf`.
+/// Builds the objects, with their DWARF: `cargo xtask build-ebpf`.
 pub fn build() -> Result<()> {
     let toolchain = toolchain::find(recorded().as_ref(), false)?;
     for (_, path) in compile(&toolchain)?.each() {
@@ -130,14 +154,15 @@ pub fn build() -> Result<()> {
 /// The objects of these sources: the committed ones, or built here if those are of other sources.
 pub fn objects() -> Result<Objects> {
     let Err(stale) = Manifest::read().and_then(|manifest| manifest.verify()) else {
-        return Ok(Objects::prebuilt());
+        return Objects::prebuilt();
     };
     let built = toolchain::find(recorded().as_ref(), false).and_then(|it| compile(&it));
-    built.or_else(|why| {
-        bail!(
+    match built {
+        Ok(built) => built.strip(),
+        Err(why) => bail!(
             "the eBPF objects cannot be built ({why:#}), and the prebuilt ones cannot be used: {stale:#}"
-        )
-    })
+        ),
+    }
 }
 
 /// The compiler of the committed objects.
@@ -149,11 +174,16 @@ fn recorded() -> Option<Compiler> {
 pub fn update() -> Result<()> {
     let toolchain = toolchain::find(recorded().as_ref(), false)?;
     let built = recompile(&toolchain)?;
-    fs::create_dir_all(prebuilt("")).context("cannot create the directory of prebuilt objects")?;
     let mut objects = BTreeMap::new();
-    for ((name, from), (_, to)) in built.each().into_iter().zip(Objects::prebuilt().each()) {
-        let object = read(from)?;
-        fs::write(to, &object).with_context(|| format!("cannot write {}", to.display()))?;
+    for (name, path) in built.strip()?.each() {
+        let object = read(path)?;
+        // Another gzip may compress the same object to other bytes.
+        if committed(name).ok().as_ref() != Some(&object) {
+            match COMPRESSED.contains(&name) {
+                true => write(&prebuilt(name), &gzip(&["-9", "--no-name"], path)?)?,
+                false => write(&prebuilt(name), &object)?,
+            }
+        }
         objects.insert(name.to_owned(), hex(Sha256::digest(object)));
     }
     let sources = Sources::new(source_files(&built)?)?;
@@ -163,7 +193,8 @@ pub fn update() -> Result<()> {
         compiler,
         sources,
     })?;
-    let origin = "# What made these objects. Written by `cargo xtask build-ebpf --update`.";
+    let origin = "# What made these objects, and their SHA-256 (before compression).\n\
+                  # Written by `cargo xtask build-ebpf --update`.";
     fs::write(Manifest::path(), format!("{origin}\n\n{manifest}"))
         .context("cannot write the manifest")?;
     say!("Updated twheel-ebpf/prebuilt.");
@@ -177,10 +208,8 @@ pub fn check() -> Result<()> {
     let (files, compared) = match toolchain::find(Some(&manifest.compiler), true) {
         Ok(toolchain) => {
             let built = recompile(&toolchain)?;
-            for ((name, fresh), (_, kept)) in
-                built.each().into_iter().zip(Objects::prebuilt().each())
-            {
-                if read(fresh)? != read(kept)? {
+            for (name, fresh) in built.strip()?.each() {
+                if read(fresh)? != committed(name)? {
                     bail!("the prebuilt object {name} is not what the sources build: {UPDATE}");
                 }
             }
@@ -304,8 +333,8 @@ impl Manifest {
 
     /// Fails unless the files match this manifest.
     fn verify_objects(&self) -> Result<()> {
-        for (name, path) in Objects::prebuilt().each() {
-            if self.objects.get(name) != Some(&hex(Sha256::digest(read(path)?))) {
+        for name in NAMES {
+            if self.objects.get(name) != Some(&hex(Sha256::digest(committed(name)?))) {
                 bail!("the prebuilt object {name} is not the one in its manifest: {UPDATE}");
             }
         }
@@ -313,7 +342,7 @@ impl Manifest {
     }
 
     fn path() -> PathBuf {
-        prebuilt("MANIFEST.toml")
+        sh::workspace().join("twheel-ebpf/prebuilt/MANIFEST.toml")
     }
 
     fn read() -> Result<Self> {
@@ -322,8 +351,49 @@ impl Manifest {
     }
 }
 
-fn prebuilt(file: &str) -> PathBuf {
-    sh::workspace().join("twheel-ebpf/prebuilt").join(file)
+/// The file of a committed object.
+fn prebuilt(name: &str) -> PathBuf {
+    let end = match COMPRESSED.contains(&name) {
+        true => ".gz",
+        false => "",
+    };
+    sh::workspace().join(format!("twheel-ebpf/prebuilt/{name}.bpf.o{end}"))
+}
+
+/// Where a committed object that is compressed is unpacked.
+fn unpacked(name: &str) -> PathBuf {
+    sh::target(&format!("bpf/prebuilt/{name}.bpf.o"))
+}
+
+/// A committed object.
+fn committed(name: &str) -> Result<Vec<u8>> {
+    match COMPRESSED.contains(&name) {
+        true => gzip(&["--decompress"], &prebuilt(name)),
+        false => read(&prebuilt(name)),
+    }
+}
+
+/// What gzip makes of a file.
+fn gzip(args: &[&str], path: &Path) -> Result<Vec<u8>> {
+    let mut gzip = Command::new("gzip");
+    let gzip = gzip.args(args).arg("--stdout").arg(path);
+    let output = gzip.output().context("cannot run gzip")?;
+    if !output.status.success() {
+        let error = String::from_utf8_lossy(&output.stderr);
+        bail!("gzip cannot read {}: {}", path.display(), error.trim());
+    }
+    Ok(output.stdout)
+}
+
+/// Writes a file, unless it has these bytes already: cargo looks at the time.
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    if fs::read(path).is_ok_and(|it| it == bytes) {
+        return Ok(());
+    }
+    let directory = path.parent().context("a file is in a directory")?;
+    fs::create_dir_all(directory)
+        .and_then(|()| fs::write(path, bytes))
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
@@ -340,15 +410,18 @@ fn hex(hash: impl IntoIterator<Item = u8>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, path::Path};
+    use std::{env, fs, path::Path};
 
-    use super::{Manifest, Objects};
+    use super::{Manifest, NAMES, Objects, committed, prebuilt};
+
+    /// Most bytes of the committed objects together.
+    const MOST: u64 = 800_000;
 
     /// Tests run the committed objects, or those that `cargo xtask` has built since, and named.
     #[test]
     fn tests_run_no_prebuilt_object_of_other_sources() {
         let named = env::var_os("TWHEEL_BPF_OBJECT");
-        if named.is_none_or(|path| Path::new(&path) == Objects::prebuilt().twheel) {
+        if named.is_none_or(|path| Path::new(&path) == prebuilt("twheel")) {
             Manifest::read().unwrap().verify().unwrap();
         }
     }
@@ -369,9 +442,19 @@ mod tests {
     }
 
     #[test]
+    fn prebuilt_objects_are_small() {
+        let size = |name| fs::metadata(prebuilt(name)).unwrap().len();
+        let sizes = NAMES.map(size);
+        assert!(sizes.iter().sum::<u64>() <= MOST, "{sizes:?}");
+    }
+
+    #[test]
     fn only_objects_that_differ_from_the_prebuilt_are_named_to_cargo() {
-        let mut objects = Objects::prebuilt();
+        let mut objects = Objects::prebuilt().unwrap();
         assert_eq!(objects.build_env(), []);
+        for (name, path) in objects.each() {
+            assert!(fs::read(path).unwrap() == committed(name).unwrap());
+        }
         objects.probe = objects.peers.clone();
         let expected = ("TWHEEL_PROBE_OBJECT", objects.probe.as_os_str());
         assert_eq!(objects.build_env(), [expected]);
