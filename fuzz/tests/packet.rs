@@ -33,7 +33,7 @@ impl Tally {
 
 #[test]
 fn no_disagreement_with_etherparse_is_unexplained() {
-    let executions = match env::var_os("TWHEEL_SOAK") {
+    let executions = match env::var_os("TWHEEL_LONG") {
         Some(_) => 50_000_000,
         None => 2_000_000,
     };

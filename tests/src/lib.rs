@@ -66,7 +66,8 @@ pub fn skipped(what: impl std::fmt::Display) {
     };
 }
 
-/// Whether tests of faults should run longer, with more of everything: `cargo xtask test --soak`.
-pub fn is_soak() -> bool {
-    std::env::var_os("TWHEEL_SOAK").is_some()
+/// Whether tests should run longer, with more of everything: `cargo xtask test --long`, which sets
+/// `TWHEEL_LONG`.
+pub fn is_long() -> bool {
+    std::env::var_os("TWHEEL_LONG").is_some()
 }

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use twheel_tests::{
     directory::Directory,
-    is_soak,
+    is_long,
     netns::{PATIENCE, require_root},
     pair::{Pair, SERVER},
     running::{Twheel, once},
@@ -133,7 +133,7 @@ impl Drop for Collector {
 #[test]
 fn whoever_is_killed_each_event_arrives_and_its_number_tells_what_came_twice() -> Result<()> {
     require_root();
-    let kills = if is_soak() { 100 } else { 12 };
+    let kills = if is_long() { 100 } else { 12 };
     let history = Directory::new("export")?;
     let pair = Pair::new()?;
     let args = run(&history);
@@ -370,12 +370,12 @@ fn what_the_history_dropped_before_it_was_sent_is_said() -> Result<()> {
     Ok(())
 }
 
-/// Many flows that end at once (with `TWHEEL_SOAK` a million): the export is behind by little, takes
+/// Many flows that end at once (in the long run a million): the export is behind by little, takes
 /// less than a CPU, and holds nothing up.
 #[test]
 fn an_export_keeps_up_with_many_ends() -> Result<()> {
     require_root();
-    let flows: u32 = if is_soak() { 1_000_000 } else { 50_000 };
+    let flows: u32 = if is_long() { 1_000_000 } else { 50_000 };
     let history = Directory::new("export-many")?;
     let pair = Pair::new()?;
     let most = (flows + flows / 4).to_string();

@@ -1,6 +1,6 @@
 //! No expiry is lost: all flows are due at once, the ring is small, and the reader stalls.
 //!
-//! With `TWHEEL_SOAK` set, the test of the whole program has a million flows, too.
+//! In the long run (`TWHEEL_LONG`) the test of the whole program has a million flows, too.
 #![allow(missing_docs)]
 
 use std::{
@@ -251,7 +251,7 @@ fn settled(namespace: &Namespace, name: &str) -> Result<u64> {
 #[test]
 fn nothing_is_lost_between_the_ring_and_an_output_that_nobody_reads() -> Result<()> {
     require_root();
-    let flows: u32 = match twheel_tests::is_soak() {
+    let flows: u32 = match twheel_tests::is_long() {
         true => 1_000_000,
         false => 150_000,
     };

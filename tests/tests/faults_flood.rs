@@ -1,7 +1,7 @@
 //! A full table under floods: established flows stay, no packet is dropped, and all evictions are
 //! counted.
 //!
-//! With `TWHEEL_SOAK` set, the flood on a real interface lasts a minute.
+//! In the long run (`TWHEEL_LONG`) the flood on a real interface lasts a minute.
 #![allow(missing_docs)]
 
 use std::{
@@ -436,7 +436,7 @@ fn a_flood_on_one_cpu_takes_nothing_from_the_wheel_of_the_other() {
 #[test]
 fn a_flood_on_a_real_interface_loses_no_packet() -> Result<()> {
     require_root();
-    let (rounds, flood) = match twheel_tests::is_soak() {
+    let (rounds, flood) = match twheel_tests::is_long() {
         true => (60, 3_000_000),
         false => (8, 200_000),
     };

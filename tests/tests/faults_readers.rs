@@ -24,7 +24,7 @@ use nix::{
 use serde_json::Value;
 use twheel::failure::Kind;
 use twheel_tests::{
-    is_soak,
+    is_long,
     netns::{Namespace, PATIENCE, PINS, require_root},
     pair::SERVER,
     running::{Ended, Twheel, once, wait_within},
@@ -147,7 +147,7 @@ fn race(host: &Namespace, starts: usize, interfaces: &[&[&str]]) -> Result<()> {
 #[test]
 fn of_twenty_that_start_at_once_one_wins() -> Result<()> {
     let host = host()?;
-    for _ in 0..if is_soak() { 10 } else { 1 } {
+    for _ in 0..if is_long() { 10 } else { 1 } {
         race(&host, 20, &[&["--iface", SERVER]])?;
         // Two names for an instance, each from its first interface.
         race(
@@ -322,7 +322,7 @@ fn sample(host: &Namespace, address: &str, name: &str) -> Result<usize> {
 #[test]
 fn readers_at_once_lose_nothing_and_disturb_nobody() -> Result<()> {
     let host = host()?;
-    let flows: u32 = if is_soak() { 120_000 } else { 100_000 };
+    let flows: u32 = if is_long() { 120_000 } else { 100_000 };
     let directory = std::env::temp_dir().join(format!("twl-{}-readers", std::process::id()));
     fs::create_dir(&directory)?;
     let result = readers(&host, flows, &directory);

@@ -274,13 +274,13 @@ fn flows_of_a_cpu_that_goes_wait_until_it_is_back() -> Result<()> {
     require_root();
     const CPU: &str = "/sys/devices/system/cpu/cpu1/online";
     // This takes the CPU away from every process on the machine.
-    if !twheel_tests::is_soak() && std::env::var_os("TWHEEL_HOTPLUG").is_none() {
+    if !twheel_tests::is_long() && std::env::var_os("TWHEEL_HOTPLUG").is_none() {
         let can = match fs::metadata(CPU) {
             Ok(_) => "this machine has the switch for it",
             Err(_) => "and this machine has no switch for it",
         };
         twheel_tests::skipped(format_args!(
-            "no CPU is taken offline without TWHEEL_HOTPLUG or TWHEEL_SOAK; {can}"
+            "no CPU is taken offline without TWHEEL_HOTPLUG or TWHEEL_LONG; {can}"
         ));
         return Ok(());
     }

@@ -1,6 +1,6 @@
 //! 50,000 connections of an echo server, whose timeouts ten programs hand over, restart and stop at
-//! random. At the end those that are left begin anew with one of 1 s; in soak runs
-//! (`TWHEEL_SOAK`) they go on, for up to 5 min.
+//! random. At the end those that are left begin anew with one of 1 s; in the long run
+//! (`TWHEEL_LONG`) they go on, for up to 5 min.
 //!
 //! A process may have fewer descriptors than these connections have ends. So each program is a
 //! thread with descriptors of its own.
@@ -23,7 +23,7 @@ use twheel_client::{
 };
 use twheel_tests::{
     directory::Directory,
-    is_soak,
+    is_long,
     netns::require_root,
     offload::{Held, Random, Seen, connect_apart, most_descriptors},
     pair::{Connection, Pair, SERVER},
@@ -220,7 +220,7 @@ impl Program {
             self.act()?;
             self.wait(Instant::now() + Duration::from_millis(20))?;
         }
-        if !is_soak() {
+        if !is_long() {
             self.shorten()?;
         }
         // Whatever is held now expires, and nothing else.

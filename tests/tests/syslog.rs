@@ -20,7 +20,7 @@ use nix::{
 use serde_json::Value;
 use twheel_tests::{
     directory::Directory,
-    is_soak,
+    is_long,
     netns::{Namespace, PATIENCE, program, require_root},
     pair::{Pair, SERVER},
     running::{Twheel, wait_within},
@@ -257,7 +257,7 @@ fn whoever_is_killed_each_event_arrives_over_tcp() -> Result<()> {
     if !is_installed() {
         return Ok(());
     }
-    let kills: u32 = if is_soak() { 60 } else { 8 };
+    let kills: u32 = if is_long() { 60 } else { 8 };
     // More bytes than are sent again after a connection has ended.
     let flows = 2_500;
     let pair = Pair::new()?;

@@ -12,7 +12,7 @@ use serde_json::Value;
 use twheel_tests::{
     ctnetlink::Conntrack,
     directory::Directory,
-    is_soak,
+    is_long,
     netns::{PATIENCE, require_root},
     pair::{Family, Pair, SERVER},
     running::Twheel,
@@ -46,12 +46,12 @@ fn received(pair: &Pair) -> Result<[u64; 2]> {
     Ok([number(received, "packets")?, number(received, "bytes")?])
 }
 
-/// A bulk connection of some seconds (with `TWHEEL_SOAK` of an hour, and an active timeout of 10 s):
+/// A bulk connection of some seconds (in the long run of an hour, and an active timeout of 10 s):
 /// what its updates and its end report adds up to what conntrack and the interface have counted.
 #[test]
 fn the_updates_and_the_end_of_a_bulk_flow_add_up_to_conntracks_counters() -> Result<()> {
     require_root();
-    let (lasts, every) = match is_soak() {
+    let (lasts, every) = match is_long() {
         true => (Duration::from_secs(3600), Duration::from_secs(10)),
         false => (Duration::from_secs(6), Duration::from_secs(1)),
     };

@@ -199,8 +199,8 @@ fn churn(secret: u64, max_flows: u32, insertions: u64, keys: Keys) -> Churn {
 /// At most one insertion in a million is refused.
 #[test]
 fn few_are_refused_at_capacity() {
-    let exhaustive = std::env::var_os("TWHEEL_EXHAUSTIVE").is_some();
-    let (tables, insertions) = if exhaustive {
+    let is_long = std::env::var_os("TWHEEL_LONG").is_some();
+    let (tables, insertions) = if is_long {
         (50, 6_000_000)
     } else {
         (1, 6_000_000)
@@ -324,8 +324,8 @@ fn few_are_refused_under_any_pattern_of_lifetimes() {
 #[test]
 fn structured_keys_are_no_worse_than_random_ones() {
     const FLOWS: u32 = 10_000;
-    let exhaustive = std::env::var_os("TWHEEL_EXHAUSTIVE").is_some();
-    let secrets = if exhaustive { 1_000 } else { 20 };
+    let is_long = std::env::var_os("TWHEEL_LONG").is_some();
+    let secrets = if is_long { 1_000 } else { 20 };
     let mut refused = 0;
     for secret in 1..=secrets {
         let random = churn(secret, FLOWS, 15_000, any);

@@ -14,7 +14,7 @@ use twheel::{flows::Flows, pins::Instance};
 use twheel_common::{flow::Direction, state::State};
 use twheel_tests::{
     forge::{Forger, Heard, Tap},
-    is_soak,
+    is_long,
     netns::require_root,
     pair::{Connection, Family, Pair, SERVER},
     running::Twheel,
@@ -299,9 +299,9 @@ fn forgeries(mine: u32, theirs: u32) -> Vec<TcpHeader> {
 fn pairs(scene: Scene, action: &str) -> Result<()> {
     let mut siege = Siege::new(scene, action)?;
     let count = 2 * forgeries(0, 0).len();
-    // Without the soak, every seventh pair: 7 and the number of segments have no common factor, so
-    // each segment still occurs as the first and as the second.
-    let every = if is_soak() { 1 } else { 7 };
+    // Except in the long run, every seventh pair: 7 and the number of segments have no common
+    // factor, so each segment still occurs as the first and as the second.
+    let every = if is_long() { 1 } else { 7 };
     for number in (0..count * count).step_by(every) {
         let [server, client] = siege.next();
         let both = [forgeries(server, client), forgeries(client, server)];
@@ -384,7 +384,7 @@ fn no_two_forged_segments_end_a_connection() -> Result<()> {
     require_root();
     for (number, scene) in SCENES.into_iter().enumerate() {
         for (other, action) in ACTIONS.into_iter().enumerate() {
-            if is_soak() || number % ACTIONS.len() == other {
+            if is_long() || number % ACTIONS.len() == other {
                 pairs(scene, action)?;
             }
         }
@@ -399,7 +399,7 @@ fn no_random_numbers_end_a_connection() -> Result<()> {
     numbers(Scene::Busy, "socket", 1 << 18)?;
     for scene in SCENES {
         for action in ACTIONS {
-            numbers(scene, action, if is_soak() { 1 << 18 } else { 1 << 12 })?;
+            numbers(scene, action, if is_long() { 1 << 18 } else { 1 << 12 })?;
         }
     }
     Ok(())

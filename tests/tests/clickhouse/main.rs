@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use twheel_tests::{
     clickhouse_server::{ClickHouse, PASSWORD, Setup, USER},
-    is_soak,
+    is_long,
     netns::{PATIENCE, require_root},
     sending::{Exporter, Sending},
 };
@@ -75,7 +75,7 @@ fn whoever_is_killed_the_server_has_what_the_history_has() -> Result<()> {
     let Some(mut server) = ClickHouse::start(&Setup::default())? else {
         return Ok(());
     };
-    let kills: u64 = if is_soak() { 60 } else { 12 };
+    let kills: u64 = if is_long() { 60 } else { 12 };
     let mut sending = Sending::start("clickhouse-killed")?;
     let url = server.url();
     for round in 0..kills {
@@ -317,7 +317,7 @@ fn memory_is_bounded_while_the_server_is_away() -> Result<()> {
     let Some(server) = ClickHouse::start(&Setup::default())? else {
         return Ok(());
     };
-    let flows = if is_soak() { 350_000 } else { 200_000 };
+    let flows = if is_long() { 350_000 } else { 200_000 };
     let mut sending = Sending::start("clickhouse-memory")?;
     let exporter = export(&sending, "state", &server.url(), &[])?;
     sending.begin(100)?;

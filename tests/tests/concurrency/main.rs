@@ -2,7 +2,7 @@
 //! reader that never blocks them. The test advances virtual time meanwhile.
 //!
 //! `TWHEEL_STRESS_SECONDS` sets for how many seconds each load runs, half of it in each view: 5 by
-//! default, 60 if `TWHEEL_SOAK` is set.
+//! default, 60 if `TWHEEL_LONG` is set.
 #![allow(missing_docs)]
 
 mod driver;

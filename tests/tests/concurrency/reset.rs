@@ -14,7 +14,7 @@ use twheel::stepper::pin_to;
 use twheel_holdup::Watch;
 use twheel_tests::{
     forge::Forger,
-    is_soak,
+    is_long,
     netns::require_root,
     pair::{Family, Pair, SERVER},
     running::Twheel,
@@ -107,7 +107,7 @@ fn a_stepper_that_sleeps_is_called_in_time() -> Result<()> {
     const CLOSE: Duration = Duration::from_millis(300);
     const TICK: Duration = Duration::from_millis(20);
     const SCHEDULING: Duration = Duration::from_millis(100);
-    let flows = if is_soak() { 10_000 } else { 300 };
+    let flows = if is_long() { 10_000 } else { 300 };
     let pair = Pair::new()?;
     let forger = Forger::new(&pair)?;
     let options = ["--tick", "20ms", "--timeout", "syn_sent=1h,close=300ms"];

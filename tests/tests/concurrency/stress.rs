@@ -42,7 +42,7 @@ const LONG: Duration = Duration::from_secs(480);
 #[test]
 fn two_cpus_at_once() {
     let seconds = std::env::var("TWHEEL_STRESS_SECONDS");
-    let default = if twheel_tests::is_soak() { 60 } else { 5 };
+    let default = if twheel_tests::is_long() { 60 } else { 5 };
     let seconds = seconds.map_or(default, |seconds| seconds.parse().unwrap());
     run(Duration::from_secs(seconds));
 }

@@ -13,7 +13,10 @@ use twheel_common::{
     tracked::Tracked,
     wheel::WheelScheme,
 };
-use twheel_tests::plane::{ACK, FIN, RST, SYN, Setup, frame, twins};
+use twheel_tests::{
+    is_long,
+    plane::{ACK, FIN, RST, SYN, Setup, frame, twins},
+};
 
 use crate::{ONE_WAY, Random, all_ended, ended, establish, port};
 
@@ -52,10 +55,7 @@ fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
     use WheelScheme::*;
     const TWINS: u64 = 2_000_000;
     // The number of random operations (packets, time passing, steps) for each scheme.
-    let operations = match std::env::var_os("TWHEEL_EXHAUSTIVE") {
-        Some(_) => 1_000_000,
-        None => 100_000,
-    };
+    let operations = if is_long() { 1_000_000 } else { 100_000 };
     for (scheme, slots, tick, timeout, close, start) in [
         (Hierarchical, None, 100, 60_000, 10_000, 1_000_000),
         // In this case, flows have twins.

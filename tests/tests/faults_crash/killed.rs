@@ -16,7 +16,7 @@ use nix::{
 use twheel::pins::Instance;
 use twheel_tests::{
     directory::Directory,
-    is_soak,
+    is_long,
     netns::{PATIENCE, require_root},
     pair::{Pair, SERVER},
     running::Twheel,
@@ -35,7 +35,7 @@ use crate::{
 #[test]
 fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
     require_root();
-    let kills = if is_soak() { 200 } else { 60 };
+    let kills = if is_long() { 200 } else { 60 };
     let mut random = Random::new();
     let history = Directory::new("crash")?;
     let pair = Pair::new()?;
@@ -117,7 +117,7 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
                 random.below(150_000)
             }
             5 => random.below(start.as_micros() as u64),
-            _ if is_soak() => random.below(start.as_micros() as u64),
+            _ if is_long() => random.below(start.as_micros() as u64),
             _ => random.below(250_000),
         };
         thread::sleep(Duration::from_micros(wait));
@@ -246,7 +246,7 @@ fn one_killed_while_it_begins_or_cleans_up_leaves_nothing_that_detach_does_not_f
     let pair = Pair::new()?;
     let (_reader, writer) = std::io::pipe()?;
     let args = ["run", "--iface", SERVER, "--json"];
-    for number in 0..if is_soak() { 100 } else { 10 } {
+    for number in 0..if is_long() { 100 } else { 10 } {
         if number % 2 == 0 {
             let run = Run::start(&pair.server, &args, &writer)?;
             thread::sleep(Duration::from_micros(random.below(600_000)));
@@ -296,7 +296,7 @@ fn a_run_that_adopts_more_than_its_ring_holds_starts_and_reports_all() -> Result
 #[test]
 fn runs_killed_while_they_print_lose_no_line() -> Result<()> {
     require_root();
-    let flows = if is_soak() { 30_000 } else { 10_000 };
+    let flows = if is_long() { 30_000 } else { 10_000 };
     let mut random = Random::new();
     let history = Directory::new("print")?;
     let pair = Pair::new()?;

@@ -9,7 +9,7 @@ use twheel_common::{
     state::State,
 };
 use twheel_tests::{
-    is_soak,
+    is_long,
     plane::{ACK, FIN, Plane, RST, Setup},
 };
 
@@ -35,7 +35,7 @@ enum End {
 
 #[test]
 fn what_does_not_belong_to_a_live_flow_changes_nothing_of_it() {
-    let rounds = if is_soak() { 600 } else { 60 };
+    let rounds = if is_long() { 600 } else { 60 };
     let mut planes = [false, true].map(|one_way| {
         let setup = Setup { one_way, ..SMALL };
         setup.load()
@@ -124,7 +124,7 @@ fn what_does_not_belong_to_a_live_flow_changes_nothing_of_it() {
 #[test]
 fn a_storm_of_acknowledgments_moves_nothing_but_the_stamp() {
     let mut plane = SMALL.load();
-    for seed in 0..if is_soak() { 400 } else { 40 } {
+    for seed in 0..if is_long() { 400 } else { 40 } {
         let mut random = Random::new(1_000 + seed);
         let first = [random.word(), random.word()];
         let mut twins = [1, 2].map(|client| Live::open(&mut plane, client, first, false));
@@ -205,7 +205,7 @@ fn who_does_not_know_the_numbers_has_the_chance_that_the_window_gives() {
         Direction::FromLow => live.next,
         Direction::FromHigh => [live.next[1], live.next[0]],
     };
-    let tries = if is_soak() { 1u32 << 28 } else { 1 << 23 };
+    let tries = if is_long() { 1u32 << 28 } else { 1 << 23 };
     let mut random = Random::new(5);
     // Both numbers of a FIN must fit: by pure chance, 16 of all tries would, which proves little.
     // So one of the numbers is drawn from near the right one, and in the next case the other.
@@ -262,7 +262,7 @@ fn who_does_not_know_the_numbers_has_the_chance_that_the_window_gives() {
 #[test]
 fn the_loaded_programs_accept_of_blind_guesses_what_the_window_has() {
     let mut plane = SMALL.load();
-    let tries = if is_soak() { 1_000_000 } else { 60_000 };
+    let tries = if is_long() { 1_000_000 } else { 60_000 };
     let mut random = Random::new(6);
     let mut live = Live::open(&mut plane, 1, [random.word(), random.word()], false);
     let (mut blind, mut hits) = (0u32, [0u32; 2]);
@@ -326,7 +326,7 @@ fn the_loaded_programs_accept_of_blind_guesses_what_the_window_has() {
 
 #[test]
 fn a_port_used_again_at_speed_has_each_of_its_lives_reported_once() {
-    let lives: usize = if is_soak() { 200_000 } else { 10_000 };
+    let lives: usize = if is_long() { 200_000 } else { 10_000 };
     let mut plane = SMALL.load();
     let mut random = Random::new(7);
     let mut events: Vec<Event> = Vec::new();

@@ -18,7 +18,7 @@ use twheel_common::{
     quota::{CALL, LASTS},
 };
 use twheel_tests::{
-    is_soak,
+    is_long,
     plane::{ACK, Plane, RST, SYN, Setup, frame},
 };
 
@@ -52,7 +52,7 @@ fn for_any_secret(test: impl Fn(&mut Shared)) {
         |seed| seed.parse().unwrap(),
     );
     println!("TWHEEL_SEED={seed}");
-    let wanted = if is_soak() { 50 * SECRETS } else { SECRETS };
+    let wanted = if is_long() { 50 * SECRETS } else { SECRETS };
     let (mut tried, mut full) = (0, 0);
     while tried < wanted {
         let mut random = Random::new(seed.wrapping_add(tried as u64 + full));

@@ -15,7 +15,7 @@ use crate::{
 
 #[test]
 fn the_programs_and_the_host_agree_on_mutated_packets() {
-    let packets = match twheel_tests::is_soak() {
+    let packets = match twheel_tests::is_long() {
         true => 1_000_000,
         false => 100_000,
     };

@@ -20,7 +20,7 @@ use rustls::{
 };
 use twheel_tests::{
     directory::Directory,
-    is_soak,
+    is_long,
     netns::{PATIENCE, require_root},
     pair::{Pair, SERVER},
     running::{Twheel, wait_within},
@@ -67,7 +67,7 @@ fn await_numbers(listener: &Listener, wanted: &BTreeSet<u64>) -> Result<usize> {
 #[test]
 fn whoever_is_killed_each_flow_arrives_over_tcp() -> Result<()> {
     require_root();
-    let kills = if is_soak() { 60 } else { 8 };
+    let kills = if is_long() { 60 } else { 8 };
     let history = Directory::new("ipfix-kills")?;
     let pair = Pair::new()?;
     let args = ["--iface", SERVER, "--timeout", "300ms", "--json"];

@@ -17,7 +17,7 @@ use front::{Adds, Front};
 use serde_json::Value;
 use twheel_tests::{
     broker::{Broker, Consumer, Message},
-    is_soak,
+    is_long,
     netns::{PATIENCE, require_root},
     schema,
     sending::{Exporter, Sending, Which, exporters, sort},
@@ -87,7 +87,7 @@ fn whoever_is_killed_each_event_arrives_and_its_number_tells_what_came_twice() -
         return Ok(());
     };
     broker.create(TOPIC, PARTITIONS)?;
-    let kills: u64 = if is_soak() { 60 } else { 12 };
+    let kills: u64 = if is_long() { 60 } else { 12 };
     let mut sending = Sending::start("kafka-killed")?;
     let address = broker.address();
     for round in 0..kills {
@@ -445,7 +445,7 @@ fn memory_is_bounded_while_the_broker_is_away() -> Result<()> {
         return Ok(());
     };
     broker.create(TOPIC, PARTITIONS)?;
-    let flows = if is_soak() { 350_000 } else { 200_000 };
+    let flows = if is_long() { 350_000 } else { 200_000 };
     let mut sending = Sending::start("kafka-memory")?;
     let exporter = export(&sending, "state", &broker.address(), &[])?;
     sending.begin(100)?;

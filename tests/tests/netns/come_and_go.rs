@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use twheel_holdup::Watch;
 use twheel_tests::{
-    is_soak,
+    is_long,
     netns::{Namespace, PATIENCE, require_root},
     pair::Connection,
     running::Twheel,
@@ -140,7 +140,7 @@ fn settled(twheel: &Twheel) -> Result<[usize; 3]> {
 #[test]
 fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
     require_root();
-    let pods = if is_soak() { 1000 } else { 40 };
+    let pods = if is_long() { 1000 } else { 40 };
     /// Pods that exist at a time.
     const ALIVE: usize = 8;
     let mut lab = Lab::with(0, "many", "many")?;

@@ -336,7 +336,7 @@ impl Good<'_> {
 fn mutated_packets_harm_no_other_program() -> Result<()> {
     let _busy = busy();
     let seconds = std::env::var("TWHEEL_STRESS_SECONDS");
-    let default = if twheel_tests::is_soak() { 600 } else { 4 };
+    let default = if twheel_tests::is_long() { 600 } else { 4 };
     let seconds = seconds.map_or(Ok(default), |seconds| seconds.parse())?;
     let seed = std::env::var("TWHEEL_SEED").map_or(Ok(1), |seed| seed.parse::<u64>())?;
     let lab = Lab::new("fuzz", &["--max-flows", "16384"])?;

@@ -2,7 +2,7 @@
 //! registered connections.
 //!
 //! `TWHEEL_STRESS_SECONDS` sets for how many seconds mutated packets are sent: 4 by default, 600 if
-//! `TWHEEL_SOAK` is set.
+//! `TWHEEL_LONG` is set.
 #![allow(missing_docs)]
 
 mod clients;

@@ -12,7 +12,7 @@ use aya::maps::{HashMap, Map, MapData};
 use twheel_common::config::Watched;
 use twheel_holdup::Watch;
 use twheel_tests::{
-    is_soak,
+    is_long,
     netns::{Namespace, PATIENCE, require_root},
     running::{Expiry, Twheel},
 };
@@ -261,7 +261,7 @@ fn when_there_is_no_more_room_the_others_go_on() -> Result<()> {
 #[test]
 fn many_interfaces_are_watched_at_once() -> Result<()> {
     require_root();
-    let interfaces: usize = if is_soak() { 1000 } else { 100 };
+    let interfaces: usize = if is_long() { 1000 } else { 100 };
     let lab = Lab::new(&[])?;
     let commands: String = (0..interfaces)
         .map(|number| format!("link add many{number} type veth peer name other{number}\n"))
@@ -293,7 +293,7 @@ fn many_interfaces_are_watched_at_once() -> Result<()> {
 #[test]
 fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
     require_root();
-    let pods: u32 = if is_soak() { 1000 } else { 60 };
+    let pods: u32 = if is_long() { 1000 } else { 60 };
     /// Pods that exist at a time.
     const ALIVE: usize = 8;
     const TIMEOUT: Duration = Duration::from_secs(3);
@@ -366,7 +366,7 @@ fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
         before[0], after[0]
     );
     ensure!(
-        !is_soak() || taken <= Duration::from_secs(60) && late == 0,
+        !is_long() || taken <= Duration::from_secs(60) && late == 0,
         "{pods} pods took {taken:?}, {late} were attached late"
     );
     ensure!(

@@ -1,6 +1,6 @@
 //! Interfaces by pattern: existing ones, new ones and ones that disappear.
 //!
-//! With `TWHEEL_SOAK` set, a thousand of them come and go.
+//! In the long run (`TWHEEL_LONG`) a thousand of them come and go.
 
 mod attach;
 mod commands;

@@ -118,8 +118,8 @@ impl Oracle {
 
 /// Operations on each scheme in a test.
 fn operations() -> u64 {
-    let exhaustive = std::env::var_os("TWHEEL_EXHAUSTIVE").is_some();
-    if exhaustive { 3_000_000 } else { 120_000 }
+    let is_long = std::env::var_os("TWHEEL_LONG").is_some();
+    if is_long { 3_000_000 } else { 120_000 }
 }
 
 /// Random starts, restarts, stops, ticks and jumps, from tick `begin` on. Each timer must fire at
