@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -36,6 +36,21 @@ pub fn connect_apart(pair: &Pair, count: usize, turn: &Mutex<()>) -> Result<Vec<
     let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
     let connections = (0..count).map(|number| pair.connect(Family::alternate(number)));
     connections.collect()
+}
+
+/// A seed for [`Random`]: `TWHEEL_SEED`, or else one that differs each time. It is printed, so that
+/// it can be given again.
+///
+/// # Errors
+///
+/// `TWHEEL_SEED` is no number.
+pub fn seed() -> Result<u64> {
+    let seed = match std::env::var("TWHEEL_SEED") {
+        Ok(seed) => seed.parse().context("TWHEEL_SEED is no number")?,
+        Err(_) => SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos() as u64,
+    };
+    eprintln!("TWHEEL_SEED={seed}");
+    Ok(seed)
 }
 
 /// Numbers that look random (Knuth's MMIX).
@@ -145,5 +160,11 @@ impl Seen {
         self.talked += other.talked;
         self.expired += other.expired;
         self.latest = self.latest.max(other.latest);
+    }
+
+    /// Whether more timers than this will have expired once all have ended, and more than this were
+    /// stopped: each of so many programs has done its share.
+    pub fn has_done(&self, expired: u64, stopped: u64, programs: u64) -> bool {
+        self.started - self.stopped > expired / programs && self.stopped > stopped / programs
     }
 }

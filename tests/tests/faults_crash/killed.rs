@@ -35,7 +35,7 @@ use crate::{
 #[test]
 fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
     require_root();
-    let kills = if is_long() { 200 } else { 60 };
+    let kills = if is_long() { 200 } else { 20 };
     let mut random = Random::new();
     let history = Directory::new("crash")?;
     let pair = Pair::new()?;
@@ -93,7 +93,13 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
     let (mut starting, mut stepping, mut ending) = (0, 0, 0);
     let mut checks = 0;
     let mut number = 0;
-    while starting + stepping + ending < kills {
+    // So many at least while they step, and while they end: a run that is told to end may have ended
+    // before it is killed, and is not counted then. This needs a few more kills at most.
+    let (few_stepping, few_ending) = (kills / 5, kills / 20);
+    let goes_on = |starting, stepping, ending| {
+        starting + stepping + ending < kills || stepping < few_stepping || ending < few_ending
+    };
+    while goes_on(starting, stepping, ending) && number < 3 * kills {
         number += 1;
         // If starts take long, all flows that begin meanwhile wait; this test must not fill the
         // table.
@@ -150,11 +156,11 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
         }
     }
     assert!(
-        stepping >= kills / 5,
+        stepping >= few_stepping,
         "only {stepping} runs were killed while they stepped"
     );
     assert!(
-        ending >= kills / 20,
+        ending >= few_ending,
         "only {ending} runs were killed while they ended"
     );
     let sent = sender.stop()?;
