@@ -8,6 +8,7 @@
 //! | What is a host of a lab, and how are hosts joined? | [`netns`], [`pair`], [`gateway`] |
 //! | What does a running twheel print, and how does it end? | [`running`], [`schema`], [`directory`] |
 //! | What does another program print, and how does it end? | [`process`] |
+//! | How is a program held at a system call? | [`stops`] |
 //! | What answers a fleet's queries? | [`engine`] |
 //! | Who sends events, and where do they go? | [`sending`], [`broker`], [`clickhouse_server`] |
 //! | How are a broker and its store started? | `tansu` |
@@ -48,6 +49,7 @@ pub mod running;
 pub mod schema;
 pub mod sending;
 pub mod signals;
+pub mod stops;
 mod tansu;
 pub mod tc;
 pub mod tcp_info;

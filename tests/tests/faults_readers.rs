@@ -8,7 +8,10 @@ use std::{
     net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Stdio},
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    sync::{
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc::channel,
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -28,6 +31,7 @@ use twheel_tests::{
     netns::{Namespace, PATIENCE, PINS, require_root},
     pair::SERVER,
     running::{Ended, Twheel, once, wait_within},
+    stops::{Call, Stops},
 };
 
 /// The other end of the cable: here a second interface of the same host.
@@ -162,46 +166,91 @@ fn of_twenty_that_start_at_once_one_wins() -> Result<()> {
     Ok(())
 }
 
-/// Another run that ends removes the directory of all pins, between any two steps of one that
-/// starts.
+/// When the directory of all pins is removed.
+#[derive(Clone, Copy)]
+enum Moment {
+    /// After a start has made it, and before it opens it.
+    Made,
+    /// After it has opened it, and before it locks it. It then locks a directory that is gone.
+    Opened,
+    /// The same, and it cannot lock it either.
+    OpenedAndLocked,
+}
+
+/// Removes the directory of all pins as a run that ends does: only if it can lock it. Returns the
+/// lock.
+fn remove_pins() -> Option<Flock<File>> {
+    let root = File::open(PINS).ok()?;
+    let lock = Flock::lock(root, FlockArg::LockExclusiveNonblock).ok()?;
+    fs::remove_dir(PINS).is_ok().then_some(lock)
+}
+
+/// Starts a run and ends it. At each of these moments, one after the other, the directory of all pins
+/// is removed. Returns how often it was.
+fn start_while_pins_go(host: &Namespace, moments: &[Moment]) -> Result<usize> {
+    thread::scope(|scope| {
+        let (to_stops, stops) = channel();
+        let run = scope.spawn(move || -> Result<()> {
+            to_stops.send(Stops::of_this_thread()?)?;
+            let ended = Twheel::start(host, &["--iface", SERVER])?.stop()?;
+            ensure!(ended.code() == Some(0), "{ended:?}");
+            Ok(())
+        });
+        let (mut removed, mut locked) = (0, None);
+        let received = stops.recv().context("nothing is held").and_then(|stops| {
+            stops.each(3 * PATIENCE, |call| {
+                // Only now: the start has failed to lock what was removed last.
+                drop(locked.take());
+                let lock = match (moments.get(removed), call) {
+                    (Some(Moment::Made), Call::OpenDirectory)
+                    | (Some(Moment::Opened | Moment::OpenedAndLocked), Call::Lock) => remove_pins(),
+                    _ => None,
+                };
+                if let Some(lock) = lock {
+                    let stays = matches!(moments[removed], Moment::OpenedAndLocked);
+                    locked = stays.then_some(lock);
+                    removed += 1;
+                }
+            })
+        });
+        let ended = run.join().expect("it does not panic");
+        ended
+            .and(received)
+            .with_context(|| format!("removed {removed} times"))?;
+        Ok(removed)
+    })
+}
+
+/// A start makes the directory of all pins unless it is there, opens it, and locks it; only then does
+/// nobody remove it any more. A run that ends may remove it before that. The start must notice, and
+/// begin again with making it, which it does every 20 ms.
+///
+/// Here the kernel holds the start before it opens the directory, and before it locks it (see
+/// [`twheel_tests::stops`]). While it is held, the directory is removed. So each removal falls between
+/// making and locking, and into a try of its own: the first four tries of each start fail, the fifth
+/// finds the directory as it has made it. The two starts meet each moment at least twice.
 #[test]
 fn a_run_starts_while_others_end() -> Result<()> {
+    use Moment::{Made, Opened, OpenedAndLocked};
     let host = host()?;
-    host.enter(|| {
+    let removed = host.enter(|| {
         // Pins of its own, which nobody else keeps there.
         unshare(CloneFlags::CLONE_NEWNS)?;
         let none = None::<&str>;
         mount(none, "/", none, MsFlags::MS_PRIVATE | MsFlags::MS_REC, none)?;
         mount(none, "/sys/fs/bpf", Some("bpf"), MsFlags::empty(), none)?;
-        let (is_over, removed) = (AtomicBool::new(false), AtomicUsize::new(0));
-        thread::scope(|scope| {
-            let ends = scope.spawn(|| {
-                while !is_over.load(Ordering::SeqCst) {
-                    let locked = File::open(PINS)
-                        .ok()
-                        .and_then(|root| Flock::lock(root, FlockArg::LockExclusiveNonblock).ok());
-                    if locked.is_some() && fs::remove_dir(PINS).is_ok() {
-                        let before = removed.fetch_add(1, Ordering::SeqCst);
-                        // A run tries again every 20 ms.
-                        thread::sleep(Duration::from_millis(if before % 4 == 3 { 21 } else { 0 }));
-                    }
-                }
-            });
-            let starts = || -> Result<()> {
-                let end = Instant::now() + 3 * PATIENCE;
-                // One start meets at most four of them: see above.
-                while removed.load(Ordering::SeqCst) < 5 {
-                    Twheel::start(&host, &["--iface", SERVER])?.stop()?;
-                    ensure!(Instant::now() < end, "removed {removed:?} times");
-                }
-                Ok(())
-            };
-            let started = starts();
-            is_over.store(true, Ordering::SeqCst);
-            ends.join().expect("it does not panic");
-            started
-        })
+        let mut removed = 0;
+        for moments in [
+            [Made, Opened, OpenedAndLocked, Made],
+            [OpenedAndLocked, Opened, Made, Opened],
+        ] {
+            let times = start_while_pins_go(&host, &moments)?;
+            ensure!(times == moments.len(), "removed {times} times");
+            removed += times;
+        }
+        Ok(removed)
     })?;
+    ensure!(removed >= 5, "removed {removed} times");
     host.check_clean(SERVER)
 }
 
