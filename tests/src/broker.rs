@@ -257,15 +257,21 @@ mod consuming {
                 .clone()
         }
 
-        /// Waits until what was read is enough.
-        pub fn until(&self, is_enough: impl Fn(&[Message]) -> bool) -> Result<Vec<Message>> {
+        /// Waits until what was read is enough. The closure gets all of it each time.
+        pub fn until(
+            &self,
+            mut is_enough: impl FnMut(&[Message]) -> Result<bool>,
+        ) -> Result<Vec<Message>> {
             let end = Instant::now() + 3 * PATIENCE;
             loop {
-                let read = self.read();
-                if is_enough(&read) {
-                    return Ok(read);
-                }
-                ensure!(Instant::now() < end, "only {} messages", read.len());
+                let count = {
+                    let read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+                    if is_enough(&read)? {
+                        return Ok(read.clone());
+                    }
+                    read.len()
+                };
+                ensure!(Instant::now() < end, "only {count} messages");
                 thread::sleep(Duration::from_millis(100));
             }
         }

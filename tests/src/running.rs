@@ -70,6 +70,19 @@ impl Namespace {
         anyhow::bail!("no {name}: {}", ended.stderr)
     }
 
+    /// Waits until this many flows have ended by their timeouts, at most until this time. The history
+    /// has them a moment later.
+    pub fn await_expired(&self, flows: u64, until: Instant) -> Result<()> {
+        loop {
+            let expired = self.counter("expired")?;
+            if expired >= flows {
+                return Ok(());
+            }
+            ensure!(Instant::now() < until, "{expired} of {flows} flows expired");
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
     /// Begins this many flows in the `twheel run` on an interface: runs its pinned program on a
     /// packet of each flow, as numbered by [`frame`].
     pub fn begin_flows(&self, interface: &str, flows: u32) -> Result<()> {

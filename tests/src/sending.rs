@@ -66,12 +66,14 @@ impl Sending {
     /// Waits until all flows have ended, ends the run, and returns the lines of the history.
     pub fn end(&mut self) -> Result<BTreeMap<Which, String>> {
         let end = Instant::now() + PATIENCE;
-        let told = loop {
-            let told = self.told()?;
-            let ends = told.values().filter(|it| it.contains("\"event\":\"end\""));
+        // The history may be long: it is read when it should have them all.
+        self.pair.server.await_expired(self.begun.into(), end)?;
+        let lines = loop {
+            let lines = self.lines()?;
+            let ends = lines.iter().filter(|it| it.contains("\"event\":\"end\""));
             let ends = ends.count();
             if ends == self.begun as usize {
-                break told;
+                break lines;
             }
             ensure!(Instant::now() < end, "{ends} of {} flows ended", self.begun);
             thread::sleep(Duration::from_millis(100));
@@ -79,16 +81,13 @@ impl Sending {
         if let Some(twheel) = self.twheel.take() {
             twheel.kill()?;
         }
-        Ok(told)
+        by_number(lines)
     }
 
     /// Waits until all flows have ended, whatever the history still has of them.
     pub fn expire(&self) -> Result<()> {
         let end = Instant::now() + PATIENCE;
-        while self.pair.server.counter("expired")? < u64::from(self.begun) {
-            ensure!(Instant::now() < end, "the flows do not expire");
-            thread::sleep(Duration::from_millis(100));
-        }
+        self.pair.server.await_expired(self.begun.into(), end)?;
         // The history is written a moment later.
         thread::sleep(Duration::from_secs(1));
         Ok(())
@@ -96,6 +95,10 @@ impl Sending {
 
     /// What the history has: each event that an exporter sends.
     pub fn told(&self) -> Result<BTreeMap<Which, String>> {
+        by_number(self.lines()?)
+    }
+
+    fn lines(&self) -> Result<Vec<String>> {
         let args = [
             "expired",
             "--json",
@@ -109,8 +112,7 @@ impl Sending {
         .concat();
         let ended = self.pair.server.twheel_once(&args)?;
         ensure!(ended.code() == Some(0), "{ended:?}");
-        let lines = ended.lines.into_iter().map(|line| line.text);
-        lines.map(|line| Ok((which(&line)?, line))).collect()
+        Ok(ended.lines.into_iter().map(|line| line.text).collect())
     }
 
     /// An exporter, which keeps its position in a file of this name and says what is wrong in another
@@ -182,22 +184,46 @@ pub fn which(line: &str) -> Result<Which> {
     Ok((instance.to_owned(), number))
 }
 
-/// The events among these lines, the lines that exporters write of themselves, and how many events
-/// came twice.
-pub fn sort(lines: &[String]) -> Result<(BTreeMap<Which, String>, Vec<Value>, usize)> {
-    let (mut events, mut exports, mut twice) = (BTreeMap::new(), Vec::new(), 0);
-    for line in lines {
-        if line.starts_with("{\"schema\":1,\"event\":\"export\"") {
-            exports.push(serde_json::from_str(line)?);
-        } else if let Some(before) = events.insert(which(line)?, line.clone()) {
-            ensure!(
-                before == *line,
-                "two events with one number: {before} {line}"
-            );
-            twice += 1;
+fn by_number(lines: Vec<String>) -> Result<BTreeMap<Which, String>> {
+    lines
+        .into_iter()
+        .map(|line| Ok((which(&line)?, line)))
+        .collect()
+}
+
+/// What exporters have sent.
+#[derive(Debug, Default)]
+pub struct Sorted {
+    /// The events.
+    pub events: BTreeMap<Which, String>,
+    /// The lines that exporters write of themselves.
+    pub exports: Vec<Value>,
+    /// How many events came twice.
+    pub twice: usize,
+    lines: usize,
+}
+
+impl Sorted {
+    /// Adds those of these lines that are new: the first ones are those of the last time.
+    ///
+    /// # Errors
+    ///
+    /// A line is no event, or another one than before with the same number.
+    pub fn add_new<'a>(&mut self, lines: impl Iterator<Item = &'a str>) -> Result<()> {
+        for line in lines.skip(self.lines) {
+            self.lines += 1;
+            if line.starts_with("{\"schema\":1,\"event\":\"export\"") {
+                self.exports.push(serde_json::from_str(line)?);
+            } else if let Some(before) = self.events.insert(which(line)?, line.to_owned()) {
+                ensure!(
+                    before == line,
+                    "two events with one number: {before} {line}"
+                );
+                self.twice += 1;
+            }
         }
+        Ok(())
     }
-    Ok((events, exports, twice))
 }
 
 /// The exporters of these lines.

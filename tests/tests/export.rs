@@ -158,6 +158,7 @@ fn whoever_is_killed_each_event_arrives_and_its_number_tells_what_came_twice() -
     }
     let flows = 200 * kills as usize;
     let end = Instant::now() + PATIENCE;
+    pair.server.await_expired(flows as u64, end)?;
     let told = loop {
         let told = past(&pair, &history, ALL)?;
         if told

@@ -4,7 +4,7 @@
 use std::{
     collections::HashSet,
     fs::{self, File},
-    io::{Read, Write},
+    io::{Read, Seek, SeekFrom, Write},
     net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Stdio},
@@ -290,24 +290,34 @@ impl Follower {
         Ok(kill(Pid::from_raw(self.child.id() as i32), signal)?)
     }
 
+    /// The last whole line that it has printed.
+    fn latest(&self) -> Result<Option<String>> {
+        // More than two lines take.
+        const TAIL: u64 = 8 << 10;
+        let mut file = File::open(&self.lines)?;
+        let from = file.metadata()?.len().saturating_sub(TAIL);
+        file.seek(SeekFrom::Start(from))?;
+        let mut tail = Vec::new();
+        file.read_to_end(&mut tail)?;
+        let tail = String::from_utf8_lossy(&tail);
+        let whole = tail.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        Ok(whole.lines().last().map(str::to_owned))
+    }
+
     /// Waits until it has printed this flow. Returns its messages on standard error, and the flows
     /// that it has printed.
     fn end(mut self, last: &(String, u64)) -> Result<(String, Vec<(String, u64)>)> {
         let end = Instant::now() + Duration::from_secs(20);
-        let shown = loop {
-            let text = fs::read_to_string(&self.lines)?;
-            let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-            if let Some(latest) = whole.lines().last()
-                && src(latest)? == *last
-            {
-                break whole.lines().map(src).collect::<Result<_>>()?;
-            }
+        while !matches!(self.latest()?, Some(line) if src(&line)? == *last) {
             ensure!(
                 Instant::now() < end,
                 "a follower does not reach the last flow"
             );
             thread::sleep(Duration::from_millis(50));
-        };
+        }
+        let text = fs::read_to_string(&self.lines)?;
+        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        let shown = whole.lines().map(src).collect::<Result<_>>()?;
         self.signal(Signal::SIGTERM)?;
         wait_within(&mut self.child, Duration::from_secs(5))?
             .context("the follower does not end")?;

@@ -103,6 +103,7 @@ fn whoever_is_killed_each_flow_arrives_over_tcp() -> Result<()> {
         exporter.wait()?;
     }
     let end = Instant::now() + PATIENCE;
+    pair.server.await_expired(200 * u64::from(kills), end)?;
     let wanted: BTreeSet<_> = loop {
         let ends = past(&pair.server, history.path())?;
         if ends.len() == 200 * kills as usize {

@@ -20,7 +20,7 @@ use twheel_tests::{
     is_long,
     netns::{PATIENCE, require_root},
     schema,
-    sending::{Exporter, Sending, Which, exporters, sort},
+    sending::{Exporter, Sending, Sorted, Which, exporters},
 };
 
 const TOPIC: &str = "twheel";
@@ -31,21 +31,39 @@ fn export(sending: &Sending, name: &str, brokers: &str, more: &[&str]) -> Result
     sending.exporter(name, &[&args[..], more].concat())
 }
 
-fn lines(messages: &[Message]) -> Vec<String> {
-    messages.iter().map(|it| it.line.clone()).collect()
+fn lines(messages: &[Message]) -> impl Iterator<Item = &str> {
+    messages.iter().map(|it| it.line.as_str())
+}
+
+fn sort(messages: &[Message]) -> Result<Sorted> {
+    let mut sorted = Sorted::default();
+    sorted.add_new(lines(messages))?;
+    Ok(sorted)
+}
+
+/// Waits until what has arrived is enough, and returns all messages.
+fn until_is(consumer: &Consumer, is_enough: impl Fn(&Sorted) -> bool) -> Result<Vec<Message>> {
+    let mut sorted = Sorted::default();
+    consumer.until(|messages| {
+        sorted.add_new(lines(messages))?;
+        Ok(is_enough(&sorted))
+    })
 }
 
 /// Waits until these events have arrived, and returns all messages.
 fn until(consumer: &Consumer, told: &BTreeMap<Which, String>) -> Result<Vec<Message>> {
-    consumer.until(|messages| {
-        sort(&lines(messages)).is_ok_and(|(events, ..)| events.len() >= told.len())
-    })
+    until_is(consumer, |sorted| sorted.events.len() >= told.len())
 }
 
 /// Asserts that what has arrived is what the history has: the same lines, in the schema, each keyed by
 /// its flow, and all of a flow in one partition and in order.
 fn check(messages: &[Message], told: &BTreeMap<Which, String>) -> Result<Vec<Value>> {
-    let (events, exports, twice) = sort(&lines(messages))?;
+    let Sorted {
+        events,
+        exports,
+        twice,
+        ..
+    } = sort(messages)?;
     let differs: Vec<_> = events
         .iter()
         .filter(|(which, line)| told.get(*which) != Some(line))
@@ -121,8 +139,8 @@ fn whoever_is_killed_each_event_arrives_and_its_number_tells_what_came_twice() -
     let exporter = export(&sending, "state", &address, &["--once"])?;
     ensure!(exporter.code()? == Some(0), "it does not end");
     thread::sleep(Duration::from_secs(1));
-    let (before, now) = (sort(&lines(&messages))?, sort(&lines(&consumer.read()))?);
-    assert_eq!(now.2, before.2, "came twice");
+    let (before, now) = (sort(&messages)?, sort(&consumer.read())?);
+    assert_eq!(now.twice, before.twice, "came twice");
     Ok(())
 }
 
@@ -152,8 +170,7 @@ fn what_the_broker_says_that_it_has_and_not_where_is_sent_again() -> Result<()> 
     let consumer = Consumer::start(&at, TOPIC, PARTITIONS as i32)?;
     let messages = until(&consumer, &told)?;
     check(&messages, &told)?;
-    let (_, _, twice) = sort(&lines(&messages))?;
-    assert!(twice > 0, "{}", exporter.said());
+    assert!(sort(&messages)?.twice > 0, "{}", exporter.said());
     exporter.says("do not say where it stands: sending again")?;
     exporter.kill()
 }
@@ -200,7 +217,7 @@ fn a_broker_that_has_forgotten_the_producer_gets_the_rest() -> Result<()> {
     let mut exporter = export(&sending, "state", &address, &[])?;
     sending.begin(500)?;
     let first = Consumer::start(&address, TOPIC, PARTITIONS as i32)?;
-    first.until(|messages| messages.len() > 400)?;
+    first.until(|messages| Ok(messages.len() > 400))?;
     thread::sleep(Duration::from_secs(3));
     drop(first);
     broker.kill();
@@ -219,17 +236,11 @@ fn a_broker_that_has_forgotten_the_producer_gets_the_rest() -> Result<()> {
     let told = sending.end()?;
     let consumer = Consumer::start(&address, TOPIC, PARTITIONS as i32)?;
     // All that the first life has not acknowledged.
-    let wanted = |messages: &[Message]| {
-        sort(&lines(messages)).is_ok_and(|(events, ..)| {
-            let after = told.keys().filter(|(_, number)| *number > 510);
-            after.count() > 690
-                && told
-                    .keys()
-                    .filter(|it| it.1 > 510)
-                    .all(|it| events.contains_key(it))
-        })
-    };
-    consumer.until(wanted)?;
+    let wanted: Vec<_> = told.keys().filter(|it| it.1 > 510).collect();
+    ensure!(wanted.len() > 690, "{} events", wanted.len());
+    until_is(&consumer, |sorted| {
+        wanted.iter().all(|it| sorted.events.contains_key(it))
+    })?;
     let said = exporter.said();
     for once in ["cannot reach a Kafka broker", "have no topic"] {
         assert_eq!(said.matches(once).count(), 1, "{said}");
@@ -249,10 +260,9 @@ fn two_exporters_of_one_instance_are_told() -> Result<()> {
     sending.begin(300)?;
     let told = sending.end()?;
     let consumer = Consumer::start(&broker.address(), TOPIC, PARTITIONS as i32)?;
-    let messages = consumer.until(|messages| {
-        sort(&lines(messages)).is_ok_and(|(events, exports, twice)| {
-            events.len() == told.len() && twice == told.len() && exports.len() >= 2
-        })
+    let messages = until_is(&consumer, |sorted| {
+        let is_all = sorted.events.len() == told.len() && sorted.twice == told.len();
+        is_all && sorted.exports.len() >= 2
     })?;
     let exports = check(&messages, &told)?;
     assert_eq!(exporters(&exports).len(), 2, "{exports:?}");
@@ -450,7 +460,7 @@ fn memory_is_bounded_while_the_broker_is_away() -> Result<()> {
     let exporter = export(&sending, "state", &broker.address(), &[])?;
     sending.begin(100)?;
     let consumer = Consumer::start(&broker.address(), TOPIC, PARTITIONS as i32)?;
-    consumer.until(|messages| messages.len() > 100)?;
+    consumer.until(|messages| Ok(messages.len() > 100))?;
     drop(consumer);
     let before = exporter.memory()?;
     let mut most = 0;
