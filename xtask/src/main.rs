@@ -18,6 +18,7 @@
 
 mod apt;
 mod bench;
+mod bounded;
 mod cross;
 mod dashboards;
 mod dependencies;

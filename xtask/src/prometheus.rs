@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    apt,
+    apt, bounded,
     sh::{self, say},
 };
 
@@ -38,30 +38,35 @@ fn program() -> Result<PathBuf> {
     let directory = sh::target("tools/prometheus");
     let program = directory.join(PROGRAM);
     if !program.exists() {
-        fs::create_dir_all(&directory)
-            .with_context(|| format!("cannot make {}", directory.display()))?;
-        unpack(&directory)?;
-        ensure!(
-            program.exists(),
-            "Debian's package prometheus has no {PROGRAM}"
-        );
+        let lock = sh::target("tools/prometheus.lock");
+        let _lock = bounded::lock(&lock, "unpack Prometheus")?;
+        if !program.exists() {
+            unpack(&directory)?;
+        }
     }
     Ok(program)
 }
 
+/// Makes the directory, which exists only once everything is in it.
 fn unpack(directory: &Path) -> Result<()> {
     say!("Unpacking prometheus in the target directory; this usually takes 10 s.");
-    apt::download("prometheus", directory)?;
+    let partial = directory.with_extension("partial");
+    for old in [directory, &partial] {
+        let _ = fs::remove_dir_all(old);
+    }
+    fs::create_dir_all(&partial).with_context(|| format!("cannot make {}", partial.display()))?;
+    apt::download("prometheus", &partial, &bounded::log("setup-prometheus"))?;
     let is_package = |path: &PathBuf| path.extension().is_some_and(|it| it == "deb");
-    let mut packages = fs::read_dir(directory)?.flatten().map(|it| it.path());
+    let mut packages = fs::read_dir(&partial)?.flatten().map(|it| it.path());
     let package = packages
         .find(is_package)
         .context("apt-get has downloaded no package")?;
-    sh::run(
-        Command::new("dpkg-deb")
-            .arg("-x")
-            .arg(&package)
-            .arg(directory),
-    )?;
-    Ok(fs::remove_file(package)?)
+    let mut unpack = Command::new("dpkg-deb");
+    sh::run(unpack.arg("-x").args([&package, &partial]))?;
+    fs::remove_file(package).context("cannot remove the package of Prometheus")?;
+    ensure!(
+        partial.join(PROGRAM).exists(),
+        "Debian's package prometheus has no {PROGRAM}"
+    );
+    fs::rename(&partial, directory).with_context(|| format!("cannot make {}", directory.display()))
 }
