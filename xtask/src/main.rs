@@ -195,7 +195,11 @@ enum Task {
     Image(image::Options),
 
     /// Only install what the other commands need
-    Setup,
+    Setup {
+        /// Install what .ci/run needs, virtual machines included, and build nothing
+        #[arg(long)]
+        landing: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -243,7 +247,7 @@ fn main() -> ExitCode {
         Task::Dashboards => dashboards::write(),
         Task::Recording => recording::record(),
         Task::Image(options) => image::image(&options),
-        Task::Setup => setup::setup(),
+        Task::Setup { landing } => setup::setup(landing),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

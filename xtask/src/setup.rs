@@ -1,152 +1,595 @@
-//! Installs what each command needs on a machine.
+//! Installs what each command needs on a machine: all that is missing of it, in one go.
 
-use std::{fs, path::Path};
-
-use anyhow::{Context, Result};
-
-use crate::{
-    apt, ebpf, fleet_tools, kubernetes_tools, prometheus,
-    sh::{self, say},
+use std::{
+    fmt, fs,
+    path::Path,
+    process::{Command, Stdio},
 };
 
-/// Installs everything: `cargo xtask setup`.
-pub fn setup() -> Result<()> {
-    ebpf::objects()?;
-    tests()?;
-    kafka()?;
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{
+    apt::{Apt, Refused},
+    ebpf, fleet_tools, kubernetes_tools, prometheus,
+    sh::{self, say},
+    toolchain,
+};
+
+/// What something is needed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Group {
+    /// The lab: network namespaces.
+    Lab,
+    /// Tests, besides what the benches need.
+    Tests,
+    /// Benches, and tests.
+    Benches,
+    /// Building the export to Kafka.
+    Kafka,
+    /// A server of ClickHouse.
+    ClickHouse,
+    /// Making environments of Python.
+    Python,
+    /// Building libFuzzer.
+    Fuzzer,
+    /// The programs that are copied into virtual machines.
+    Vm,
+    /// The emulator of virtual machines.
+    Qemu,
+    /// Making and checking packages.
+    Packages,
+    /// Making roots to install packages in.
+    Roots,
+    /// Linking for 64-bit ARM.
+    Aarch64,
+}
+
+use Group::{
+    Aarch64, Benches, ClickHouse, Fuzzer, Kafka, Lab, Packages, Python, Qemu, Roots, Tests, Vm,
+};
+
+/// What `cargo xtask test` needs.
+const TESTING: [Group; 7] = [Lab, Kafka, Fuzzer, Tests, Benches, ClickHouse, Python];
+/// Without these no test can be built or run.
+const ESSENTIAL: [Group; 3] = [Lab, Kafka, Fuzzer];
+/// What `.ci/run` needs: that, and virtual machines.
+const LANDING: [Group; 9] = [
+    Lab, Kafka, Fuzzer, Tests, Benches, ClickHouse, Python, Vm, Qemu,
+];
+
+/// What shows that something is there.
+#[derive(Clone, Copy, Debug)]
+enum Shown {
+    /// A program.
+    Program(&'static str),
+    /// Any of these programs.
+    Any(&'static [&'static str]),
+    /// A file.
+    File(&'static str),
+    /// Modules of Python, separated by commas.
+    Modules(&'static str),
+}
+
+use Shown::{Any, File, Modules, Program};
+
+impl Shown {
+    fn is_there(self) -> bool {
+        match self {
+            Program(name) => is_program(name),
+            Any(names) => names.iter().any(|name| is_program(name)),
+            File(path) => Path::new(path).exists(),
+            Modules(names) => Command::new("python3")
+                .args(["-c", &format!("import {names}")])
+                .stderr(Stdio::null())
+                .status()
+                .is_ok_and(|status| status.success()),
+        }
+    }
+}
+
+/// A user's PATH may lack sbin, where some distributions keep programs.
+fn is_program(name: &str) -> bool {
+    Path::new("/usr/sbin").join(name).exists() || !sh::which(name).is_empty()
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Program(name) | File(name) => f.write_str(name),
+            Any(names) => f.write_str(&names.join(" or ")),
+            Modules(names) => write!(f, "python3 with {names}"),
+        }
+    }
+}
+
+const CLICKHOUSE: &str = "/usr/sbin/clickhouse-server";
+
+/// What is needed, and the Debian package that has it; for which groups, and to do what.
+type Needs = (
+    &'static [Group],
+    &'static str,
+    &'static [(Shown, &'static str)],
+);
+
+const NEEDS: [Needs; 23] = [
+    (&[Lab, Vm], "make labs", &[(Program("ip"), "iproute2")]),
+    (
+        &[Kafka],
+        "build the export to Kafka",
+        &[
+            (Program("cc"), "gcc"),
+            (Program("g++"), "g++"),
+            (Program("make"), "make"),
+            (Program("pkg-config"), "pkg-config"),
+            (File("/usr/include/openssl/ssl.h"), "libssl-dev"),
+        ],
+    ),
+    (
+        &[Fuzzer],
+        "build libFuzzer",
+        &[(Any(&["c++", "g++", "clang++"]), "g++")],
+    ),
+    (
+        &[Benches, Vm],
+        "filter and translate packets in labs",
+        &[(Program("nft"), "nftables")],
+    ),
+    (
+        &[Benches],
+        "ask the kernel's own tracking in a bench",
+        &[(Program("conntrack"), "conntrack")],
+    ),
+    (
+        &[Benches],
+        "send captures",
+        &[(Program("tcpreplay"), "tcpreplay")],
+    ),
+    (
+        &[Benches],
+        "compare twheel with in a bench",
+        &[(Program("softflowd"), "softflowd")],
+    ),
+    (
+        &[ClickHouse],
+        "send events to",
+        &[(File(CLICKHOUSE), "clickhouse-server")],
+    ),
+    (
+        &[Tests],
+        "see the system calls of a service",
+        &[(Program("strace"), "strace")],
+    ),
+    (
+        &[Tests],
+        "check units",
+        &[(Program("systemd-analyze"), "systemd")],
+    ),
+    (
+        &[Tests],
+        "read packets beside twheel",
+        &[(Program("tshark"), "tshark")],
+    ),
+    (
+        &[Tests],
+        "collect flow records",
+        &[
+            (Program("nfcapd"), "nfdump"),
+            (Program("nfacctd"), "pmacct"),
+        ],
+    ),
+    (
+        &[Tests],
+        "send events to",
+        &[(Program("rsyslogd"), "rsyslog")],
+    ),
+    (
+        &[Tests],
+        "run `twheel top` in",
+        &[(Program("tmux"), "tmux")],
+    ),
+    (
+        &[Tests],
+        "open the page of metrics",
+        &[(Program("chromium"), "chromium")],
+    ),
+    (
+        &[Python],
+        "install tools from PyPI",
+        &[(Modules("venv, ensurepip"), "python3-venv")],
+    ),
+    (
+        &[Vm],
+        "copy into virtual machines",
+        &[
+            (Program("busybox"), "busybox-static"),
+            (Program("kmod"), "kmod"),
+            (Program("bpftool"), "bpftool"),
+            (Program("wg"), "wireguard-tools"),
+            (Program("teamd"), "libteam-utils"),
+        ],
+    ),
+    (
+        &[Vm],
+        "make virtual machines",
+        &[(Program("cpio"), "cpio"), (Program("readelf"), "binutils")],
+    ),
+    (
+        &[Qemu],
+        "emulate virtual machines",
+        &[(Program("qemu-system-x86_64"), "qemu-system-x86")],
+    ),
+    (
+        &[Packages],
+        "make packages",
+        &[(Program("dpkg-deb"), "dpkg"), (Program("rpmbuild"), "rpm")],
+    ),
+    (
+        &[Packages],
+        "check packages",
+        &[
+            (Program("lintian"), "lintian"),
+            (Program("rpmlint"), "rpmlint"),
+        ],
+    ),
+    (
+        &[Roots],
+        "make roots of Debian",
+        &[(Program("debootstrap"), "debootstrap")],
+    ),
+    (
+        &[Aarch64],
+        "link for 64-bit ARM",
+        &[
+            (Program("aarch64-linux-gnu-gcc"), "gcc-aarch64-linux-gnu"),
+            (
+                File("/usr/aarch64-linux-gnu/lib/libc.so"),
+                "libc6-dev-arm64-cross",
+            ),
+        ],
+    ),
+];
+
+/// Something that is needed.
+#[derive(Clone, Copy, Debug)]
+struct Need {
+    groups: &'static [Group],
+    /// What is done with it, as a verb.
+    to: &'static str,
+    shown: Shown,
+    package: &'static str,
+}
+
+impl Need {
+    fn is_for_any_of(&self, groups: &[Group]) -> bool {
+        self.groups.iter().any(|it| groups.contains(it))
+    }
+}
+
+/// What is needed for some groups and not there.
+fn lacking(groups: &[Group], is_there: impl Fn(Shown) -> bool) -> Vec<Need> {
+    let all = NEEDS.iter().flat_map(|(groups, to, what)| {
+        what.iter().map(|(shown, package)| Need {
+            groups,
+            to,
+            shown: *shown,
+            package,
+        })
+    });
+    all.filter(|it| it.is_for_any_of(groups) && !is_there(it.shown))
+        .collect()
+}
+
+/// A tool that could not be installed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// Its name.
+    pub tool: String,
+    /// What is missing, for what, what to do, and why it was not installed.
+    pub sentence: String,
+    groups: &'static [Group],
+}
+
+impl Missing {
+    fn new(need: &Need, refused: &[Refused]) -> Self {
+        let package = need.package;
+        let refused = refused.iter().find(|it| it.package == package);
+        let remedy = match refused {
+            Some(refused) => format!("install the package {package} by hand ({})", refused.why),
+            None => format!("the package {package} is installed and does not have it"),
+        };
+        Self {
+            tool: need.shown.to_string(),
+            sentence: format!("there is no {} to {}: {remedy}", need.shown, need.to),
+            groups: need.groups,
+        }
+    }
+
+    fn is_for(&self, groups: &[Group]) -> bool {
+        self.groups.iter().any(|it| groups.contains(it))
+    }
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.sentence)
+    }
+}
+
+/// How long the installation of so many packages usually takes.
+fn usually(packages: usize) -> &'static str {
+    match packages {
+        0..=2 => "20 s",
+        3..=9 => "30 s",
+        _ => "1 to 2 min",
+    }
+}
+
+/// Installs what is missing for some groups, and packages for a compiler, with one call of apt-get.
+/// Returns what is missing after all.
+fn install(groups: &[Group], compiler: impl Fn() -> Vec<&'static str>) -> Result<Vec<Missing>> {
+    let is_complete = || lacking(groups, Shown::is_there).is_empty() && compiler().is_empty();
+    if is_complete() {
+        return Ok(Vec::new());
+    }
+    let apt = Apt::new()?;
+    // Another command may have installed it meanwhile.
+    let (needs, compiler) = (lacking(groups, Shown::is_there), compiler());
+    let mut packages = compiler.clone();
+    for need in &needs {
+        if !packages.contains(&need.package) {
+            packages.push(need.package);
+        }
+    }
+    if packages.is_empty() {
+        return Ok(Vec::new());
+    }
+    let had_clickhouse = Path::new(CLICKHOUSE).exists();
+    let refused = apt.install(&packages, usually(packages.len()));
+    if !had_clickhouse && Path::new(CLICKHOUSE).exists() {
+        stop_clickhouse()?;
+    }
+    let needs = needs.iter().filter(|need| !need.shown.is_there());
+    let mut missing: Vec<_> = needs.map(|need| Missing::new(need, &refused)).collect();
+    let parts = refused
+        .iter()
+        .filter(|it| compiler.contains(&it.package.as_str()));
+    missing.extend(parts.map(|it| Missing {
+        tool: it.package.clone(),
+        sentence: format!(
+            "there is no {} to build the eBPF objects: install a rustup nightly with rust-src, \
+             or the package by hand ({})",
+            it.package, it.why
+        ),
+        groups: &[],
+    }));
+    Ok(missing)
+}
+
+/// As [`install`]. Fails if anything is missing.
+fn require(groups: &[Group]) -> Result<()> {
+    require_none(&install(groups, Vec::new)?)
+}
+
+fn require_none(missing: &[Missing]) -> Result<()> {
+    let sentences: Vec<_> = missing.iter().map(|it| it.sentence.as_str()).collect();
+    ensure!(missing.is_empty(), "{}", sentences.join("; "));
+    Ok(())
+}
+
+/// The package's own service: tests start the server themselves.
+fn stop_clickhouse() -> Result<()> {
+    if sh::which("systemctl").is_empty() {
+        return Ok(());
+    }
+    let is_running = Path::new("/run/systemd/system").exists();
+    let mut systemctl = sh::as_root("systemctl", [])?;
+    systemctl.args(["disable", "--quiet", "clickhouse-server"]);
+    sh::run(systemctl.args(is_running.then_some("--now")))
+        .context("the service clickhouse-server was just installed and still runs: stop it")
+}
+
+/// Installs everything: `cargo xtask setup`; or what `.ci/run` needs.
+pub fn setup(for_landing: bool) -> Result<()> {
+    let missing = if for_landing {
+        landing()?
+    } else {
+        let missing = tests()?;
+        ebpf::objects()?;
+        missing
+    };
+    for missing in &missing {
+        say!("{missing}.");
+    }
     fleet_tools::install();
     kubernetes_tools::install();
     prometheus::install();
+    if sh::is_ci() {
+        require_none(&missing)?;
+    }
     say!("Ready.");
     Ok(())
 }
 
-/// Installs what the tests need: what the lab needs; `nft`, to compare with the kernel's own
-/// connection tracking; programs that read packet captures, collect flows and logs, tell what a
-/// systemd unit may do, and list system calls; a terminal to drive; a browser, for the web page; and
-/// what the benches need.
-pub fn tests() -> Result<()> {
-    benches()?;
-    need(&[
-        ("strace", "strace", "10 s"),
-        ("systemd-analyze", "systemd", "30 s"),
-        ("tshark", "tshark", "1 min"),
-        ("nfcapd", "nfdump", "10 s"),
-        ("nfacctd", "pmacct", "30 s"),
-        ("rsyslogd", "rsyslog", "10 s"),
-        ("tmux", "tmux", "10 s"),
-        ("chromium", "chromium", "1 min"),
-    ])
+/// Installs what `cargo xtask test` needs: what the lab needs, and a compiler; `nft`, to compare with
+/// the kernel's own connection tracking; programs that read packet captures, collect flows and logs,
+/// tell what a systemd unit may do, and list system calls; a terminal to drive; a browser, for the web
+/// page; a server of ClickHouse; and what the benches need. Returns the tools that are missing after
+/// all, each of which only a few tests need.
+pub fn tests() -> Result<Vec<Missing>> {
+    root_and_bpffs()?;
+    // If there is no compiler for the eBPF objects, the prebuilt ones may be used.
+    let missing = install(&TESTING, || toolchain::packages(false))?;
+    let (essential, others): (Vec<_>, Vec<_>) =
+        missing.into_iter().partition(|it| it.is_for(&ESSENTIAL));
+    require_none(&essential)?;
+    Ok(others)
+}
+
+/// Installs what `.ci/run` needs: as [`tests`], what virtual machines need, and the compiler that has
+/// built the committed objects. QEMU is not installed if others must be removed for it: then it is
+/// unpacked later.
+pub fn landing() -> Result<Vec<Missing>> {
+    root_and_bpffs()?;
+    let missing = install(&LANDING, || toolchain::packages(true))?;
+    let (essential, others): (Vec<_>, Vec<_>) =
+        missing.into_iter().partition(|it| it.is_for(&ESSENTIAL));
+    require_none(&essential)?;
+    Ok(others
+        .into_iter()
+        .filter(|it| !it.is_for(&[Qemu]))
+        .collect())
 }
 
 /// Installs what the export to Kafka is built with: OpenSSL, and the compiler for librdkafka.
 pub fn kafka() -> Result<()> {
-    need(&[
-        ("cc", "gcc", "20 s"),
-        ("g++", "g++", "20 s"),
-        ("make", "make", "5 s"),
-        ("pkg-config", "pkg-config", "5 s"),
-    ])?;
-    if !Path::new("/usr/include/openssl/ssl.h").exists() {
-        apt::install(&["libssl-dev"], "10 s")?;
-    }
-    Ok(())
+    require(&[Kafka])
 }
 
-/// Installs a ClickHouse server. The tests start it themselves: the package's own service is stopped.
-pub fn clickhouse() -> Result<()> {
-    if Path::new("/usr/sbin/clickhouse-server").exists() {
-        return Ok(());
-    }
-    apt::install(&["clickhouse-server"], "30 s")?;
-    if !sh::which("systemctl").is_empty() {
-        let is_running = Path::new("/run/systemd/system").exists();
-        let mut systemctl = sh::as_root("systemctl", [])?;
-        systemctl.args(["disable", "--quiet", "clickhouse-server"]);
-        sh::run(systemctl.args(is_running.then_some("--now")))?;
-    }
-    Ok(())
-}
-
-/// Installs what the benches need: what the lab needs, and the other trackers that are not our own
-/// programs.
+/// Installs what the benches need: what the lab needs, the other trackers that are not our own
+/// programs, and a server of ClickHouse. The benches start it themselves: the package's own service
+/// is stopped.
 pub fn benches() -> Result<()> {
-    lab()?;
-    need(&[
-        ("nft", "nftables", "10 s"),
-        ("conntrack", "conntrack", "10 s"),
-        ("tcpreplay", "tcpreplay", "10 s"),
-        ("softflowd", "softflowd", "10 s"),
-    ])?;
-    clickhouse()
+    root_and_bpffs()?;
+    require(&[Lab, Benches, ClickHouse])
 }
 
 /// Installs the programs that are copied into virtual machines with other kernels.
 pub fn vm() -> Result<()> {
-    need(&[
-        ("busybox", "busybox-static", "5 s"),
-        ("cpio", "cpio", "5 s"),
-        ("kmod", "kmod", "5 s"),
-        ("readelf", "binutils", "10 s"),
-        ("ip", "iproute2", "10 s"),
-        ("nft", "nftables", "10 s"),
-        ("bpftool", "bpftool", "5 s"),
-        ("wg", "wireguard-tools", "5 s"),
-        ("teamd", "libteam-utils", "5 s"),
-    ])
+    require(&[Vm])
 }
 
 /// Installs what makes and checks packages.
 pub fn packages() -> Result<()> {
-    need(&[
-        ("dpkg-deb", "dpkg", "5 s"),
-        ("rpmbuild", "rpm", "20 s"),
-        ("lintian", "lintian", "30 s"),
-        ("rpmlint", "rpmlint", "20 s"),
-    ])
+    require(&[Packages])
 }
 
 /// Installs what makes roots to install packages in.
 pub fn roots() -> Result<()> {
     sh::require_root()?;
-    need(&[("debootstrap", "debootstrap", "5 s")])
+    require(&[Roots])
 }
 
 /// Installs the linker for 64-bit ARM.
 pub fn aarch64() -> Result<()> {
-    need(&[("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu", "30 s")])?;
-    if !Path::new("/usr/aarch64-linux-gnu/lib/libc.so").exists() {
-        apt::install(&["libc6-dev-arm64-cross"], "20 s")?;
-    }
-    Ok(())
+    require(&[Aarch64])
 }
 
 /// Provides what the lab needs: root, `ip` and a bpffs.
 pub fn lab() -> Result<()> {
-    sh::require_root()?;
-    need(&[("ip", "iproute2", "10 s")])?;
+    root_and_bpffs()?;
+    require(&[Lab])
+}
+
+fn root_and_bpffs() -> Result<()> {
+    sh::require_root().context("labs are network namespaces with eBPF programs")?;
     bpffs()
 }
 
-/// Installs missing programs. Each entry has the program, its packages, and how long they usually
-/// take to install.
-fn need(programs: &[(&str, &str, &str)]) -> Result<()> {
-    for (program, package, usually) in programs {
-        // A user's PATH may lack sbin, where some distributions keep programs.
-        if !Path::new("/usr/sbin").join(program).exists() && sh::which(program).is_empty() {
-            apt::install(&[package], usually)?;
-        }
+/// Where BPF programs and links are pinned.
+const BPFFS: &str = "/sys/fs/bpf";
+
+/// Mounts a bpffs if there is none.
+pub fn bpffs() -> Result<()> {
+    let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read the mounts")?;
+    if mounts.contains(&format!(" {BPFFS} bpf ")) {
+        return Ok(());
+    }
+    say!("Mounting bpffs on {BPFFS}.");
+    let mut mount = sh::as_root("mount", [])?;
+    mount.args(["-t", "bpf", "bpf", BPFFS]);
+    let output = mount.output().context("cannot run `mount`")?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!(no_bpffs(Path::new(BPFFS).is_dir(), said.trim()));
     }
     Ok(())
 }
 
-/// Mounts a bpffs if there is none: programs and BPF links are pinned there.
-pub fn bpffs() -> Result<()> {
-    let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read the mounts")?;
-    if !mounts.contains(" /sys/fs/bpf bpf ") {
-        say!("Mounting bpffs on /sys/fs/bpf.");
-        let mut mount = sh::as_root("mount", [])?;
-        sh::run(mount.args(["-t", "bpf", "bpf", "/sys/fs/bpf"]))?;
+/// Why there is no bpffs, and what to do. `said`: what mount said.
+fn no_bpffs(is_there: bool, said: &str) -> String {
+    let remedy = if is_there {
+        "run this on the host, or in a privileged container"
+    } else {
+        "mount sysfs on /sys, on a kernel with CONFIG_BPF_SYSCALL"
+    };
+    format!("cannot mount the BPF file system on {BPFFS} ({said}): {remedy}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packages(groups: &[Group], there: &[&str]) -> Vec<&'static str> {
+        let is_there = |shown: Shown| there.contains(&shown.to_string().as_str());
+        let lacking = lacking(groups, is_there);
+        lacking.iter().map(|it| it.package).collect()
     }
-    Ok(())
+
+    #[test]
+    fn only_what_is_missing_of_the_groups_is_installed() {
+        assert_eq!(packages(&[Lab], &[]), ["iproute2"]);
+        assert!(packages(&[Lab], &["ip"]).is_empty());
+        assert_eq!(
+            packages(&[Kafka, Roots], &["g++", "make", "cc"]),
+            ["pkg-config", "libssl-dev", "debootstrap"]
+        );
+        // What several groups need is listed once.
+        let both = packages(&[Lab, Vm, Benches], &[]);
+        for package in ["iproute2", "nftables"] {
+            assert_eq!(both.iter().filter(|it| **it == package).count(), 1);
+        }
+    }
+
+    #[test]
+    fn a_landing_needs_all_that_tests_need() {
+        let landing = packages(&LANDING, &[]);
+        assert!(
+            packages(&TESTING, &[])
+                .iter()
+                .all(|it| landing.contains(it))
+        );
+        assert!(landing.contains(&"qemu-system-x86") && landing.contains(&"cpio"));
+        assert!(ESSENTIAL.iter().all(|it| TESTING.contains(it)));
+    }
+
+    #[test]
+    fn something_is_shown_by_a_program_one_of_several_or_a_file() {
+        assert!(Program("sh").is_there() && !Program("twheel-no-such-program").is_there());
+        assert!(Any(&["twheel-no-such-program", "sh"]).is_there());
+        assert!(File("/proc/self/stat").is_there() && !File("/nonexistent").is_there());
+        assert!(!Modules("twheel_no_such_module").is_there());
+    }
+
+    #[test]
+    fn what_is_missing_is_told_in_one_sentence() {
+        let tshark = lacking(&[Tests], |shown| shown.to_string() != "tshark")[0];
+        let refused = Refused {
+            package: "tshark".to_owned(),
+            why: "apt-get: Unable to locate package tshark".to_owned(),
+        };
+        let missing = Missing::new(&tshark, &[refused]);
+        assert_eq!(
+            missing.to_string(),
+            "there is no tshark to read packets beside twheel: install the package tshark by hand \
+             (apt-get: Unable to locate package tshark)"
+        );
+        assert!(!missing.is_for(&ESSENTIAL));
+        let ip = lacking(&[Lab], |_| false)[0];
+        let missing = Missing::new(&ip, &[]);
+        assert!(missing.is_for(&ESSENTIAL));
+        assert_eq!(
+            require_none(&[missing]).unwrap_err().to_string(),
+            "there is no ip to make labs: the package iproute2 is installed and does not have it"
+        );
+    }
+
+    #[test]
+    fn a_bpffs_that_cannot_be_mounted_is_told_with_a_remedy() {
+        assert_eq!(
+            no_bpffs(true, "mount: permission denied"),
+            "cannot mount the BPF file system on /sys/fs/bpf (mount: permission denied): run this on \
+             the host, or in a privileged container"
+        );
+        assert!(no_bpffs(false, "").contains("mount sysfs on /sys"));
+    }
 }

@@ -165,7 +165,7 @@ pub fn require_root() -> Result<()> {
         return Ok(());
     }
     if which("sudo").is_empty() {
-        bail!("this needs root, and there is no sudo");
+        bail!("this needs root, and there is no sudo: run it as root");
     }
     let asks = !Command::new("sudo")
         .args(["-n", "true"])
@@ -173,7 +173,9 @@ pub fn require_root() -> Result<()> {
         .status()
         .is_ok_and(|status| status.success());
     if asks && !stdin().is_terminal() {
-        bail!("this needs root, and sudo asks for a password, which nobody can type here");
+        bail!(
+            "this needs root, and sudo asks for a password, which nobody can type here: run it as root"
+        );
     }
     Ok(())
 }

@@ -150,14 +150,37 @@ pub fn with_sources() -> Result<WithSources> {
     Ok(WithSources(rustc))
 }
 
+/// The Debian packages that must be installed for a compiler of the BPF target: none if there is one.
+/// `exact`: if there is none that has built the committed objects.
+pub fn packages(exact: bool) -> Vec<&'static str> {
+    /// The part of the objects' manifest that is read here.
+    #[derive(Deserialize)]
+    struct Manifest {
+        compiler: Compiler,
+    }
+    // Another one cannot be installed beside it.
+    if Rustc::at(SYSTEM.into()).is_some() {
+        return Vec::new();
+    }
+    let manifest = sh::workspace().join("twheel-ebpf/prebuilt/MANIFEST.toml");
+    let manifest = fs::read_to_string(manifest).ok();
+    let manifest: Option<Manifest> = manifest.and_then(|text| toml::from_str(&text).ok());
+    let recorded = manifest.filter(|_| exact).map(|it| it.compiler);
+    let fits = |rustc: &Rustc| recorded.as_ref().is_none_or(|it| rustc.is(it));
+    match rustups()
+        .into_iter()
+        .filter_map(Rustc::at)
+        .any(|it| fits(&it))
+    {
+        true => Vec::new(),
+        false => DEBIAN.to_vec(),
+    }
+}
+
 /// Finds a toolchain, or says why there is none. One with the recorded rustc is preferred; if
 /// `exact`, rustc and linker must be the recorded ones.
 pub fn find(recorded: Option<&Compiler>, exact: bool) -> Result<Toolchain> {
-    let same = |rustc: &Rustc| {
-        recorded.is_some_and(|r| {
-            [&r.rustc, &r.commit, &r.llvm] == [&rustc.release, &rustc.commit, &rustc.llvm]
-        })
-    };
+    let same = |rustc: &Rustc| recorded.is_some_and(|it| rustc.is(it));
     let complete = |rustc: Rustc| {
         if exact && !same(&rustc) {
             bail!("rustc {} is not the recorded one", rustc.release);
@@ -213,6 +236,12 @@ impl Rustc {
             llvm: field("LLVM version: ")?,
             sysroot,
         })
+    }
+
+    /// Whether it is the recorded one.
+    fn is(&self, recorded: &Compiler) -> bool {
+        [&recorded.rustc, &recorded.commit, &recorded.llvm]
+            == [&self.release, &self.commit, &self.llvm]
     }
 
     fn with(self, linker_dir: PathBuf, linker_llvm: String) -> Toolchain {
