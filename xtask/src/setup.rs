@@ -453,6 +453,11 @@ pub fn benches() -> Result<()> {
     require(&[Lab, Benches, ClickHouse])
 }
 
+/// Installs what makes environments of Python.
+pub fn python() -> Result<()> {
+    require(&[Python])
+}
+
 /// Installs the programs that are copied into virtual machines with other kernels.
 pub fn vm() -> Result<()> {
     require(&[Vm])
