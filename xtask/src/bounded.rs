@@ -25,8 +25,8 @@ const LINE: usize = 300;
 const GRACE: &str = "10";
 /// From this size on a log is begun anew.
 const LARGE: u64 = 1 << 20;
-/// How long a lock may be held by another command: no action takes longer, with its second try.
-const HELD: Duration = Duration::from_secs(40 * 60);
+/// How long another command may hold a lock: what is done under it is bounded, too, and takes less.
+const HELD: Duration = Duration::from_secs(75 * 60);
 
 /// The log of an action, in the target directory.
 pub fn log(name: &str) -> PathBuf {

@@ -13,6 +13,7 @@ use std::{
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     apt,
+    bounded::{self, Bounded},
     sh::{self, say},
 };
 
@@ -27,6 +29,8 @@ use crate::{
 const BPF_LINKER: &str = "0.13.0";
 /// The LLVM versions that it can be built against.
 const LINKER_LLVMS: [&str; 3] = ["21", "22", "23"];
+/// How long a program may take to download and build.
+const BUILD: Duration = Duration::from_secs(1200);
 /// The sysroot of the distribution's rustc.
 const SYSTEM: &str = "/usr";
 /// The Debian packages that install it.
@@ -328,6 +332,11 @@ fn install_linker(tools: &Path, major: &str) -> Result<()> {
     if !LINKER_LLVMS.contains(&major) {
         bail!("bpf-linker {BPF_LINKER} does not know LLVM {major}");
     }
+    let _lock = bounded::lock(&tools.join("bpf-linker.lock"), "build bpf-linker")?;
+    let built = tools.join("bin/bpf-linker");
+    if linker_llvm(&built).is_some_and(|llvm| self::major(&llvm) == major) {
+        return Ok(());
+    }
     let libllvm = match libllvm(major) {
         Some(path) => path,
         None => {
@@ -346,15 +355,24 @@ fn install_linker(tools: &Path, major: &str) -> Result<()> {
         "Building bpf-linker {BPF_LINKER} into {}; this usually takes 45 s.",
         tools.display()
     );
-    let args = "install bpf-linker --quiet --locked --force --no-default-features";
-    sh::run(
-        sh::cargo()
-            .args(args.split(' '))
-            .args(["--version", BPF_LINKER])
-            .args(["--features", &format!("llvm-{major}"), "--root"])
-            .arg(tools)
-            .env("LLVM_PREFIX", &prefix),
-    )
+    let features = format!("--features=llvm-{major}");
+    build_tool("bpf-linker", BPF_LINKER, |cargo| {
+        cargo.args(["--no-default-features", &features]);
+        cargo.env("LLVM_PREFIX", &prefix);
+    })
+}
+
+/// Builds a program of crates.io into the cache's `tools/bin`: within a time limit, and with a second
+/// try. `set` adds options.
+pub fn build_tool(name: &str, version: &str, set: impl FnOnce(&mut Command)) -> Result<()> {
+    let mut cargo = sh::cargo();
+    cargo.args(["install", name, "--version", version, "--locked", "--force"]);
+    cargo.arg("--root").arg(cache()?.join("tools"));
+    set(&mut cargo);
+    let log = bounded::log(&format!("setup-{name}"));
+    Bounded::new(format!("download and build {name} {version}"), BUILD, &log)
+        .advice("check the network and cargo's registry")
+        .run(&cargo)
 }
 
 /// The system's libLLVM of a major version.
