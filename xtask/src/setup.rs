@@ -12,7 +12,7 @@ use crate::{
     apt::{Apt, Refused},
     ebpf, fleet_tools, kubernetes_tools, prometheus,
     sh::{self, say},
-    toolchain,
+    toolchain, vm,
 };
 
 /// What something is needed for.
@@ -403,6 +403,9 @@ pub fn setup(for_landing: bool) -> Result<()> {
     fleet_tools::install();
     kubernetes_tools::install();
     prometheus::install();
+    if for_landing {
+        vm::fetch()?;
+    }
     if sh::is_ci() {
         require_none(&missing)?;
     }

@@ -15,7 +15,11 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use super::arch::Arch;
-use crate::sh::{self, say};
+use crate::{
+    apt,
+    bounded::{self, Bounded},
+    sh::{self, say},
+};
 
 /// Suites of the archive and of its security updates. The oldest has a kernel that twheel must
 /// refuse.
@@ -23,6 +27,10 @@ const SUITES: [&str; 5] = ["bullseye", "bookworm", "trixie", "trixie-backports",
 const SECURITY: [&str; 2] = ["bookworm-security", "trixie-security"];
 /// The keys that Debian signs its archive with.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// How long apt may take to fetch the lists, and packages.
+const UPDATE: Duration = Duration::from_secs(300);
+const DOWNLOAD: Duration = Duration::from_secs(900);
+const ADVICE: &str = "check the network and the mirror in apt's sources";
 /// How old the package lists may be.
 const FRESH: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -30,6 +38,7 @@ const FRESH: Duration = Duration::from_secs(24 * 60 * 60);
 pub struct Archive {
     dir: PathBuf,
     options: Vec<String>,
+    log: PathBuf,
 }
 
 impl Archive {
@@ -54,13 +63,18 @@ impl Archive {
             "Acquire::Languages=none".to_owned(),
             "APT::Architectures=amd64,arm64".to_owned(),
             "APT::Sandbox::User=root".to_owned(),
+            "Acquire::http::Timeout=30".to_owned(),
+            "Acquire::https::Timeout=30".to_owned(),
+            "Acquire::Retries=1".to_owned(),
             // The lock belongs to the machine, of which nothing is changed here.
             "Debug::NoLocking=true".to_owned(),
         ];
         let archive = Self {
             options: options.map(|it| format!("-o{it}")).to_vec(),
+            log: bounded::log("setup-vm"),
             dir,
         };
+        let _lock = archive.lock("lists")?;
         fs::write(&status, "").context("cannot write an empty list of installed packages")?;
         let lines = source_lines()?;
         let same = fs::read_to_string(&sources).is_ok_and(|it| it == lines);
@@ -68,13 +82,29 @@ impl Archive {
             fs::write(&sources, lines)
                 .with_context(|| format!("cannot write {}", sources.display()))?;
             say!("Fetching the lists of Debian's packages; this usually takes 30 s.");
-            match sh::run(archive.get().args(["-qq", "update"])) {
+            let bounded =
+                Bounded::new("fetch all lists of Debian's packages", UPDATE, &archive.log);
+            let bounded = bounded.advice(ADVICE).quiet();
+            match bounded.run(archive.get().args(["-q", "update"])) {
                 Ok(()) => fs::write(&fetched, "").context("cannot note when the lists came")?,
                 // A suite may be gone from the mirror; the other lists were fetched.
                 Err(error) => say!("{error:#}; going on with the lists that are there."),
             }
         }
         Ok(archive)
+    }
+
+    /// Other commands wait meanwhile.
+    fn lock(&self, name: &str) -> Result<bounded::Lock> {
+        let path = self.dir.join(format!("{name}.lock"));
+        bounded::lock(&path, &format!("fetch {name} for virtual machines"))
+    }
+
+    /// Runs apt-get, which downloads packages.
+    fn download(&self, what: &str, get: &Command) -> Result<()> {
+        Bounded::new(format!("download {what}"), DOWNLOAD, &self.log)
+            .advice(ADVICE)
+            .run(get)
     }
 
     fn get(&self) -> Command {
@@ -92,17 +122,21 @@ impl Archive {
     }
 
     /// Fetches packages and unpacks them into a new directory, which exists only once all are
-    /// unpacked.
-    pub fn unpack(&self, packages: &[String], arch: Arch, into: &Path) -> Result<()> {
-        self.fill(into, |debs| {
+    /// unpacked and `finish` is done with them.
+    pub fn unpack(
+        &self,
+        packages: &[String],
+        arch: Arch,
+        into: &Path,
+        finish: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<()> {
+        let fetch = |debs: &Path| {
             let names = packages.iter().map(|it| format!("{it}:{}", arch.debian()));
-            sh::run(
-                self.get()
-                    .args(["-qq", "download"])
-                    .args(names)
-                    .current_dir(debs),
-            )
-        })
+            let mut get = self.get();
+            get.args(["-q", "download"]).args(names).current_dir(debs);
+            self.download(&packages.join(" "), &get)
+        };
+        self.fill(into, fetch, finish)
     }
 
     /// As [`unpack`](Self::unpack), with all that the packages depend on, from one suite.
@@ -112,7 +146,7 @@ impl Archive {
         (arch, suite): (Arch, &str),
         into: &Path,
     ) -> Result<()> {
-        self.fill(into, |debs| {
+        let fetch = |debs: &Path| {
             fs::create_dir_all(debs.join("partial"))?;
             let debian = arch.debian();
             let mut get = self.get();
@@ -121,16 +155,25 @@ impl Archive {
                 .arg(format!("-oDir::Cache::archives={}", debs.display()))
                 // The caches that hold both architectures stay as they are.
                 .args(["-oDir::Cache::pkgcache=", "-oDir::Cache::srcpkgcache="])
-                .args(["-qq", "install", "--download-only", "--yes"])
+                .args(["-q", "install", "--download-only", "--yes"])
                 .args(["--no-install-recommends", "-t", suite])
                 .args(packages);
-            // apt prints what it would install.
-            sh::output(&mut get).map(drop)
-        })
+            self.download(&packages.join(" "), &get)
+        };
+        self.fill(into, fetch, |_| Ok(()))
     }
 
-    fn fill(&self, into: &Path, fetch: impl Fn(&Path) -> Result<()>) -> Result<()> {
+    fn fill(
+        &self,
+        into: &Path,
+        fetch: impl Fn(&Path) -> Result<()>,
+        finish: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<()> {
         let name = into.file_name().unwrap_or_default().to_string_lossy();
+        let _lock = self.lock(&name)?;
+        if into.exists() {
+            return Ok(());
+        }
         let [debs, partial] = ["debs", "root"].map(|it| self.dir.join(format!("{it}-{name}")));
         for dir in [&debs, &partial] {
             let _ = fs::remove_dir_all(dir);
@@ -147,6 +190,7 @@ impl Archive {
         }
         ensure!(unpacked > 0, "apt-get has fetched nothing for {name}");
         fs::remove_dir_all(&debs)?;
+        finish(&partial)?;
         fs::rename(&partial, into).with_context(|| format!("cannot make {}", into.display()))
     }
 }
@@ -198,7 +242,7 @@ fn fetched_mirrors() -> Result<(String, Option<String>)> {
     let [archive, security] = match mirrors()? {
         [None, _] => {
             say!("apt does not know of Debian's archive yet: fetching its lists.");
-            sh::run(sh::as_root("apt-get", [])?.args(["update", "-qq"]))?;
+            apt::update()?;
             mirrors()?
         }
         known => known,

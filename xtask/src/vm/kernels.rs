@@ -220,14 +220,17 @@ impl Kernel {
                 "Fetching {} with apt-get; this usually takes 30 s.",
                 release.name
             );
-            archive.unpack(&release.packages(names), release.arch, &root)?;
-            if modules(&root, &release.name).is_dir() {
+            archive.unpack(&release.packages(names), release.arch, &root, |unpacked| {
+                let modules = modules(unpacked, &release.name);
+                if !modules.is_dir() {
+                    return Ok(());
+                }
                 // As the package does when it is installed; its modules have moved to /usr.
-                let base = modules(&root, &release.name);
-                let base = base.ancestors().nth(3).context("modules lie three deep")?;
+                let base = modules.ancestors().nth(3);
+                let base = base.context("modules lie three deep")?;
                 let mut depmod = Command::new("/sbin/depmod");
-                sh::run(depmod.arg("-b").arg(base).arg(&release.name))?;
-            }
+                sh::run(depmod.arg("-b").arg(base).arg(&release.name))
+            })?;
         }
         let config = first(
             &root,

@@ -2,6 +2,7 @@
 
 mod arch;
 mod archive;
+mod fetch;
 mod kernels;
 mod machine;
 mod qemu;
@@ -18,9 +19,8 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
-pub use self::archive::mirror;
 use self::{
     arch::Arch,
     archive::{Archive, this_suite},
@@ -30,10 +30,10 @@ use self::{
     report::Outcome,
     script::Extent,
 };
+pub use self::{archive::mirror, fetch::fetch};
 use crate::{
     cross, run, setup,
     sh::{self, say},
-    toolchain,
 };
 
 /// Packages of the arm64 machine.
@@ -76,28 +76,14 @@ pub fn test(options: &Options) -> Result<()> {
         return system::test();
     }
     setup::vm()?;
-    let cache = toolchain::cache()?.join("vm");
-    fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
+    let cache = fetch::cache()?;
     let archive = Archive::new(&cache)?;
-    let names = archive.names()?;
     let (wanted, extent) = match &options.kernel {
         _ if options.ci => (Selection::Ci, Extent::Short),
         Some(part) => (Selection::Named(part), Extent::Full),
         None => (Selection::All, Extent::Full),
     };
-    let releases = kernels::choose(&names, &wanted);
-    if releases.is_empty() {
-        bail!("Debian has no such kernel; leave --kernel out to see which there are");
-    }
-    if options.ci
-        && let Some([major, minor]) = kernels::missing(&releases)
-    {
-        bail!("the mirror has no whole kernel of {major}.{minor}, which is to be booted");
-    }
-    let kernels = releases
-        .into_iter()
-        .map(|release| Kernel::fetch(&archive, &names, release, &cache))
-        .collect::<Result<Vec<_>>>()?;
+    let kernels = fetch::kernels(&archive, &wanted, &cache)?;
     let mut programs = vec![native(&archive, &cache)?];
     if kernels.iter().any(|it| it.release.arch == Arch::Arm64) {
         programs.push(arm64(&archive, &cache, &programs[0])?);
