@@ -5,8 +5,8 @@
 //!
 //! | question | modules |
 //! |---|---|
-//! | How is another program run? | `sh` |
-//! | What must a machine have? | `setup`, `apt`, `python`, `fleet_tools`, `kubernetes_tools`, `prometheus` |
+//! | How is another program run? | `sh`, `bounded` |
+//! | What must a machine have? | `setup`, `apt`, `downloads`, `python`, `fleet_tools`, `kubernetes_tools`, `prometheus` |
 //! | What builds the eBPF objects, and what is built around them? | `toolchain`, `ebpf`, `run`, `cross`, `statics`, `zig` |
 //! | Is it right? | `lint`, `test`, `fuzz`, `mutants`, `vm` |
 //! | What is it made of? | `dependencies` |
@@ -22,6 +22,7 @@ mod bounded;
 mod cross;
 mod dashboards;
 mod dependencies;
+mod downloads;
 mod ebpf;
 mod fleet;
 mod fleet_tools;
@@ -247,7 +248,8 @@ fn main() -> ExitCode {
         Task::Dashboards => dashboards::write(),
         Task::Recording => recording::record(),
         Task::Image(options) => image::image(&options),
-        Task::Setup { landing } => setup::setup(landing),
+        Task::Setup { landing: true } => downloads::landing(),
+        Task::Setup { landing: false } => setup::setup(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

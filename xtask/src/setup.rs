@@ -10,9 +10,9 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
     apt::{Apt, Refused},
-    ebpf, fleet_tools, kubernetes_tools, prometheus,
+    downloads, ebpf,
     sh::{self, say},
-    toolchain, vm,
+    toolchain,
 };
 
 /// What something is needed for.
@@ -388,26 +388,15 @@ fn stop_clickhouse() -> Result<()> {
         .context("the service clickhouse-server was just installed and still runs: stop it")
 }
 
-/// Installs everything: `cargo xtask setup`; or what `.ci/run` needs.
-pub fn setup(for_landing: bool) -> Result<()> {
-    let missing = if for_landing {
-        landing()?
-    } else {
-        let missing = tests()?;
-        ebpf::objects()?;
-        missing
-    };
+/// Installs everything: `cargo xtask setup`.
+pub fn setup() -> Result<()> {
+    let missing = tests()?;
+    let downloads = downloads::start();
+    let objects = ebpf::objects();
+    downloads.wait();
+    objects?;
     for missing in &missing {
         say!("{missing}.");
-    }
-    fleet_tools::install();
-    kubernetes_tools::install();
-    prometheus::install();
-    if for_landing {
-        vm::fetch()?;
-    }
-    if sh::is_ci() {
-        require_none(&missing)?;
     }
     say!("Ready.");
     Ok(())
