@@ -111,7 +111,8 @@ impl Apt {
         }
         let log = log();
         let bounded = Bounded::new("fetch all lists of packages", UPDATE, &log);
-        let bounded = bounded.quiet().with_root().advice(ADVICE);
+        let bounded = bounded.quiet().with_root();
+        let bounded = bounded.advice("check the network and apt's sources");
         if let Err(error) = bounded.run(apt_get().args(["-q", "update"])) {
             say!("{error:#}; going on with the lists that are there.");
         }
@@ -150,17 +151,23 @@ impl Apt {
                 }
             });
         }
-        say!(
-            "Installed {} of {} packages in {} s.",
-            packages.len() - refused.len(),
-            packages.len(),
-            begun.elapsed().as_secs()
-        );
-        for it in &refused {
-            say!("{} was not installed: {}.", it.package, it.why);
-        }
+        say!("{}", done(packages.len(), &refused, begun.elapsed()));
         refused
     }
+}
+
+/// What is said in the end.
+fn done(packages: usize, refused: &[Refused], took: Duration) -> String {
+    let seconds = took.as_secs();
+    if refused.is_empty() {
+        return format!("Installed {packages} packages in {seconds} s.");
+    }
+    let names: Vec<_> = refused.iter().map(|it| it.package.as_str()).collect();
+    format!(
+        "Installed {} of {packages} packages in {seconds} s; not {}.",
+        packages - refused.len(),
+        names.join(", ")
+    )
 }
 
 fn log() -> PathBuf {
@@ -233,7 +240,7 @@ fn fetch_and_install(packages: &[&str], within: [Duration; 2], tries: u32) -> Re
         if tries > 1 {
             bounded
         } else {
-            bounded.once().quiet()
+            bounded.once().brief()
         }
     };
     let mut arguments = vec!["-q", "install"];
@@ -270,7 +277,9 @@ fn one_by_one(packages: &[&str]) -> Vec<Refused> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Refused, complaint, possible};
+    use std::time::Duration;
+
+    use super::{complaint, done, possible, refused};
 
     #[test]
     fn packages_that_cannot_be_installed_keep_no_other_from_it() {
@@ -282,10 +291,6 @@ mod tests {
                 true => Err("a conflict".to_owned()),
                 false => Ok(()),
             }
-        };
-        let refused = |package: &str, why: &str| Refused {
-            package: package.to_owned(),
-            why: why.to_owned(),
         };
         assert_eq!(
             possible(&["one", "two"], simulate),
@@ -304,6 +309,16 @@ mod tests {
         assert_eq!(
             possible(&["unknown"], simulate),
             (vec![], vec![refused("unknown", "unknown")])
+        );
+    }
+
+    #[test]
+    fn what_was_done_is_one_line() {
+        let took = Duration::from_millis(34_700);
+        assert_eq!(done(12, &[], took), "Installed 12 packages in 34 s.");
+        assert_eq!(
+            done(3, &[refused("one", ""), refused("two", "")], took),
+            "Installed 1 of 3 packages in 34 s; not one, two."
         );
     }
 

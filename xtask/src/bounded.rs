@@ -42,6 +42,7 @@ pub struct Bounded<'a> {
     tries: u32,
     as_root: bool,
     is_quiet: bool,
+    is_brief: bool,
     may_be_left: bool,
 }
 
@@ -57,6 +58,7 @@ impl<'a> Bounded<'a> {
             tries: 2,
             as_root: false,
             is_quiet: false,
+            is_brief: false,
             may_be_left: false,
         }
     }
@@ -84,6 +86,14 @@ impl<'a> Bounded<'a> {
         Self {
             is_quiet: true,
             ..self
+        }
+    }
+
+    /// The same; and the error is what could not be done and why, without what to do.
+    pub fn brief(self) -> Self {
+        Self {
+            is_brief: true,
+            ..self.quiet()
         }
     }
 
@@ -120,6 +130,9 @@ impl<'a> Bounded<'a> {
     }
 
     fn error(&self, failure: &Failure) -> anyhow::Error {
+        if self.is_brief {
+            return anyhow!("cannot {} ({failure})", self.what);
+        }
         let often = if self.tries > 1 { ", tried twice" } else { "" };
         anyhow!(
             "cannot {}{often} ({failure}): {}; {} has the output",
@@ -399,6 +412,14 @@ mod tests {
         let error = bounded.run(&Command::new("/nonexistent"));
         let error = error.unwrap_err().to_string();
         assert!(error.contains("No such file or directory"), "{error}");
+        assert_eq!(
+            bounded
+                .brief()
+                .run(&shell("exit 3"))
+                .unwrap_err()
+                .to_string(),
+            "cannot fetch it (exit status: 3)"
+        );
         let written = fs::read_to_string(&log).unwrap();
         assert!(written.starts_with("--- sh -c echo one;"), "{written}");
     }
