@@ -77,7 +77,7 @@ fn lab_is_shown(output: &str) -> Result<()> {
 pub fn fuzzer() -> Result<Job> {
     Ok(Job {
         name: "fuzzer".to_owned(),
-        command: Fuzzer::build()?.command(),
+        command: Fuzzer::build()?.command(10),
         company: Company::Any,
         proof: Proof::Output(Box::new(fuzzer_has_run)),
         is_exact: false,
