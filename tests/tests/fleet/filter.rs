@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use serde_json::{Map, Value};
 use twheel::{
     clickhouse::Server,
@@ -329,6 +329,9 @@ fn random_filters_give_the_same_rows_by_sql_as_on_one_host() -> Result<()> {
         for ((text, filter), found) in texts.iter().zip(&filters).zip(lists) {
             let expected = by_evaluator(&pasts, filter, now);
             some += usize::from(!expected.is_empty() && expected.len() < ends);
+            if found == expected {
+                continue;
+            }
             let differ: Vec<_> = found
                 .iter()
                 .filter(|seq| !expected.contains(seq))
@@ -336,7 +339,7 @@ fn random_filters_give_the_same_rows_by_sql_as_on_one_host() -> Result<()> {
                 .take(3)
                 .map(|seq| line(&pasts[*seq as usize - 1]))
                 .collect();
-            ensure!(found == expected, "seed {seed}: {text}: {differ:?}");
+            bail!("seed {seed}: {text}: {differ:?}");
         }
         tried += filters.len();
     }
