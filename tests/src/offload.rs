@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    fs,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -33,6 +34,12 @@ pub fn most_descriptors() -> Result<()> {
 /// A connection cannot be opened.
 pub fn connect_apart(pair: &Pair, count: usize, turn: &Mutex<()>) -> Result<Vec<Connection>> {
     unshare(CloneFlags::CLONE_FILES).context("cannot have descriptors of its own")?;
+    // Of so few ports as there are by default most would be taken, and the kernel would search for
+    // long for one that is not.
+    pair.client.enter(|| {
+        fs::write("/proc/sys/net/ipv4/ip_local_port_range", "1024 65535")
+            .context("cannot have more local ports")
+    })?;
     let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
     let connections = (0..count).map(|number| pair.connect(Family::alternate(number)));
     connections.collect()
