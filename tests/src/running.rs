@@ -13,7 +13,7 @@ use std::{
         mpsc::{Receiver, RecvTimeoutError, channel},
     },
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -119,6 +119,8 @@ pub struct Printed {
 pub struct Expiry {
     /// When it was read.
     pub at: Instant,
+    /// When it ended, by its own account.
+    pub time: SystemTime,
     /// Its protocol.
     pub proto: String,
     /// The initiator's endpoint.
@@ -159,6 +161,7 @@ impl Printed {
         ensure!(text("event")? == "end", "another event: {}", self.text);
         Ok(Expiry {
             at: self.at,
+            time: humantime::parse_rfc3339(&text("time")?)?,
             proto: text("proto")?,
             src: end("src", "sport")?,
             dst: end("dst", "dport")?,
@@ -365,7 +368,23 @@ impl Twheel {
         Ok([field("VmRSS:")?, field("Threads:")?, files])
     }
 
-    /// How often each of its threads was switched out, voluntarily or not.
+    /// The same, once threads and files are as many as 100 ms before: it opens some for a moment.
+    pub fn held_at_rest(&self) -> Result<[usize; 3]> {
+        let end = Instant::now() + PATIENCE;
+        let mut held = self.held()?;
+        loop {
+            thread::sleep(Duration::from_millis(100));
+            let now = self.held()?;
+            if now[1..] == held[1..] {
+                return Ok(now);
+            }
+            ensure!(Instant::now() < end, "it does not come to rest: {held:?}");
+            held = now;
+        }
+    }
+
+    /// How often each of its threads has waited for something. (How often one was interrupted depends
+    /// on what else runs.)
     pub fn switches(&self) -> Result<BTreeMap<String, u64>> {
         let mut switches = BTreeMap::new();
         for task in fs::read_dir(format!("/proc/{}/task", self.pid()))? {
@@ -377,7 +396,7 @@ impl Twheel {
             let count = |name| -> Result<u64> { Ok(field(name)?.parse()?) };
             switches.insert(
                 format!("{} {}", field("Pid:")?, field("Name:")?),
-                count("voluntary_ctxt_switches:")? + count("nonvoluntary_ctxt_switches:")?,
+                count("voluntary_ctxt_switches:")?,
             );
         }
         Ok(switches)
@@ -425,6 +444,31 @@ impl Twheel {
         while let Some(line) = self.line(end.saturating_duration_since(Instant::now()))? {
             expiries.push(line.expiry()?);
         }
+        Ok(expiries)
+    }
+
+    /// The ends of so many flows, as soon as they are reported.
+    pub fn ends(&self, count: usize) -> Result<Vec<Expiry>> {
+        let end = Instant::now() + PATIENCE;
+        let mut expiries = Vec::new();
+        while expiries.len() < count {
+            let line = self.line(end.saturating_duration_since(Instant::now()))?;
+            let line = line.with_context(|| format!("not {count} ends: {expiries:?}"))?;
+            expiries.push(line.expiry()?);
+        }
+        Ok(expiries)
+    }
+
+    /// All ends of flows that come within this time, and at least so many. On a busy machine this test
+    /// may read some of these later: then they have ended within this time by their own account.
+    pub fn ends_within(&self, within: Duration, count: usize) -> Result<Vec<Expiry>> {
+        let by = SystemTime::now() + within;
+        let mut expiries = self.expiries_until(Instant::now() + within)?;
+        let late = self.ends(count.saturating_sub(expiries.len()))?;
+        for expiry in &late {
+            ensure!(expiry.time <= by, "later than {within:?}: {expiry:?}");
+        }
+        expiries.extend(late);
         Ok(expiries)
     }
 

@@ -335,7 +335,7 @@ fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
         }
         expiries.extend(twheel.expiries_until(Instant::now())?);
         if number == pods / 2 {
-            before = Some(twheel.held()?);
+            before = Some(twheel.held_at_rest()?);
         }
     }
     for (name, ..) in &alive {
@@ -360,7 +360,7 @@ fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
     ensure!(expiries.iter().all(|it| it.idle >= TIMEOUT), "{expiries:?}");
 
     let before = before.context("the numbers were not read before")?;
-    let after = twheel.held()?;
+    let after = twheel.held_at_rest()?;
     println!(
         "{pods} pods in {taken:?}: attached within {latest:?}, {late} of them later than 100 ms; resident {} KiB, then {} KiB",
         before[0], after[0]
