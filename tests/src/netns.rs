@@ -21,6 +21,8 @@ use nix::{
     sys::signal::Signal,
 };
 
+use crate::skipped;
+
 /// The directory of twheel's pins.
 pub const PINS: &str = "/sys/fs/bpf/twheel";
 /// Longer than anything here takes, even on a busy machine.
@@ -39,6 +41,21 @@ pub fn require_root() {
 pub fn program(name: &str) -> PathBuf {
     let sbin = Path::new("/usr/sbin").join(name);
     if sbin.exists() { sbin } else { name.into() }
+}
+
+/// The path of a program that only some tests need.
+///
+/// # Errors
+///
+/// It is not there. `cargo xtask test` counts a test that ends with this as skipped.
+pub fn tool(name: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let directories = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
+    let found = directories.map(|it| it.join(name)).find(|it| it.is_file());
+    if found.is_none() {
+        skipped(format_args!("there is no {name}"));
+    }
+    found.with_context(|| format!("there is no {name}: `cargo xtask setup` installs it"))
 }
 
 /// Runs `ip`.
@@ -110,7 +127,7 @@ impl Namespace {
 
     /// Runs several `ip` commands, one per line, in the namespace by one process.
     pub fn batch(&self, commands: &str) -> Result<()> {
-        self.feed("ip", &["-batch", "-"], commands)
+        self.feed(&program("ip"), &["-batch", "-"], commands)
     }
 
     /// Makes a tun device, which exists as long as the file is open; with another link type
@@ -172,13 +189,14 @@ impl Namespace {
 
     /// Loads rules for its packet filter, in nft's language.
     pub fn nft(&self, rules: &str) -> Result<()> {
-        self.feed("nft", &["-f", "-"], rules)
+        self.feed(&tool("nft")?, &["-f", "-"], rules)
     }
 
     /// Runs a program inside, with this as its standard input.
-    fn feed(&self, name: &str, args: &[&str], input: &str) -> Result<()> {
+    fn feed(&self, program: &Path, args: &[&str], input: &str) -> Result<()> {
+        let name = program.display();
         let mut child = self
-            .command(program(name))?
+            .command(program)?
             .args(args)
             .stdin(Stdio::piped())
             .spawn()

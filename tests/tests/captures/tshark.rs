@@ -9,6 +9,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
+use twheel_tests::netns::tool;
+
 use crate::flows::{Key, Packets, add, address};
 
 /// The fields that tshark prints for each frame.
@@ -98,7 +100,7 @@ pub struct Capture {
 /// Reads a capture with tshark: its fields, and its conversation statistics. `None`: tshark cannot
 /// read the file.
 pub fn dissect(file: &Path) -> Result<Option<Capture>> {
-    let mut command = Command::new("tshark");
+    let mut command = Command::new(tool("tshark")?);
     // Ignores the user's own settings. Each fragment counts in its own frame, not in that of the
     // last fragment.
     command.env("WIRESHARK_CONFIG_DIR", "/nonexistent");

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use twheel_tests::netns::Namespace;
+use twheel_tests::netns::{Namespace, tool};
 
 use crate::connect_to;
 
@@ -51,7 +51,7 @@ pub fn browse(host: &Namespace, address: SocketAddr, view: View<'_>) -> Result<S
     let profile = std::env::temp_dir().join(name);
     let run = |how: &str| -> Result<String> {
         let output = host
-            .command("chromium")?
+            .command(tool("chromium")?)?
             .args([
                 "--headless",
                 "--no-sandbox",
@@ -72,7 +72,7 @@ pub fn browse(host: &Namespace, address: SocketAddr, view: View<'_>) -> Result<S
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .output()
-            .context("cannot run `chromium`: `cargo xtask setup` installs it")?;
+            .context("cannot run chromium")?;
         ensure!(
             output.status.success(),
             "{}",

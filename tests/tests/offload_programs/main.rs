@@ -25,7 +25,7 @@ use twheel_client::{
 };
 use twheel_tests::{
     directory::Directory,
-    netns::{PATIENCE, require_root},
+    netns::{PATIENCE, require_root, tool},
     pair::{Family, Pair, SERVER},
     process::Process,
     running::Twheel,
@@ -259,7 +259,7 @@ fn python_server(offloaded: bool) -> Result<()> {
     let library = beside("libtwheel_client_c.so")?;
     let [script, library] = [&script, &library].map(|it| it.to_str().expect("UTF-8"));
     let args = [script, library, &PORT.to_string()];
-    let mut server = lab.run(Path::new("python3"), &args)?;
+    let mut server = lab.run(&tool("python3")?, &args)?;
     check_server(&lab, &mut server, millis(5_000), echo, &[b""])?;
     lab.end()
 }

@@ -12,7 +12,10 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use twheel_tests::{netns::Namespace, running::twheel_bin};
+use twheel_tests::{
+    netns::{Namespace, tool},
+    running::twheel_bin,
+};
 
 /// Longer than any step takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -47,7 +50,7 @@ impl<'a> Terminal<'a> {
     }
 
     pub fn tmux(&self, args: &[&str]) -> Result<String> {
-        let mut command = self.host.command("tmux")?;
+        let mut command = self.host.command(tool("tmux")?)?;
         let output = command.args(["-L", &self.socket]).args(args).output();
         let output = output.context("cannot run `tmux`: is it installed?")?;
         let stderr = String::from_utf8_lossy(&output.stderr);
