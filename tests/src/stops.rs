@@ -4,7 +4,6 @@
 //! the process waits for the answer, which here is always that the call goes on.
 
 use std::{
-    io,
     mem::offset_of,
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     time::Duration,

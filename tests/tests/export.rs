@@ -20,6 +20,7 @@ use twheel_tests::{
     is_long,
     netns::{PATIENCE, require_root},
     pair::{Pair, SERVER},
+    process::Process,
     running::{Twheel, once},
     schema,
 };
@@ -224,7 +225,7 @@ fn a_file_has_what_the_history_has_once() -> Result<()> {
     for _ in 0..3 {
         let twheel = Twheel::start(&pair.server, &args)?;
         pair.server.begin_flows(SERVER, 50)?;
-        twheel.expiries_until(Instant::now() + Duration::from_millis(900))?;
+        twheel.ends(50)?;
         assert_eq!(twheel.stop()?.code(), Some(0));
         let ended = export()?;
         assert_eq!((ended.code(), ended.lines.len()), (Some(0), 0), "{ended:?}");
@@ -303,13 +304,13 @@ fn an_export_says_what_is_wrong_and_keeps_trying() -> Result<()> {
         .enter(|| Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?))?;
     let args = export(&format!("tcp:{port}"), &state);
     let args: Vec<_> = args.iter().map(String::as_str).collect();
-    let mut exporter = pair.server.twheel(&args)?.stderr(Stdio::piped()).spawn()?;
-    thread::sleep(Duration::from_millis(300));
+    let exporter = pair.server.twheel(&args)?;
+    let mut exporter = Process::start(exporter, history.0.join("said"))?;
+    exporter.await_text("trying again until it is there")?;
     let listener = pair.server.enter(|| Ok(TcpListener::bind(port)?))?;
     let collector = Collector::start(listener, usize::MAX);
-    let ended = twheel_tests::running::wait_within(&mut exporter, PATIENCE)?;
-    assert_eq!(ended.context("it does not end")?.code(), Some(0));
-    let said = std::io::read_to_string(exporter.stderr.take().context("no stderr")?)?;
+    assert_eq!(exporter.ended(PATIENCE)?.code(), Some(0));
+    let said = exporter.log();
     assert!(
         said.matches("trying again until it is there").count() == 1,
         "{said}"
@@ -438,7 +439,7 @@ fn pipes_and_devices_are_files_too() -> Result<()> {
     let args = run(&history);
     let twheel = Twheel::start(&pair.server, &args)?;
     pair.server.begin_flows(SERVER, 50)?;
-    twheel.expiries_until(Instant::now() + Duration::from_millis(900))?;
+    twheel.ends(50)?;
     assert_eq!(twheel.stop()?.code(), Some(0));
     let past = past(&pair, &history, "end")?;
     assert_eq!(past.len(), 50);
@@ -515,7 +516,7 @@ fn a_history_that_was_begun_anew_is_sent_from_its_beginning() -> Result<()> {
     for _ in 0..2 {
         let twheel = Twheel::start(&pair.server, &args)?;
         pair.server.begin_flows(SERVER, 20)?;
-        twheel.expiries_until(Instant::now() + Duration::from_millis(900))?;
+        twheel.ends(20)?;
         assert_eq!(twheel.stop()?.code(), Some(0));
         let ended = once(export(&pair, &history, &file, &["--once"])?)?;
         ensure!(ended.code() == Some(0), "{ended:?}");

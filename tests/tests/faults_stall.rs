@@ -102,15 +102,8 @@ fn what_was_due_while_the_loader_stood_still_is_reported_late_and_once() -> Resu
     require_root();
     let stall = Duration::from_secs(if is_long() { 30 } else { 10 });
     let pair = Pair::new()?;
-    let args = [
-        "--iface",
-        SERVER,
-        "--timeout",
-        "1s",
-        "--json",
-        "--metrics",
-        "9435",
-    ];
+    let args = ["--iface", SERVER, "--timeout", "1s", "--json"];
+    let args = [&args[..], &["--metrics", "9435"]].concat();
     let twheel = Twheel::start(&pair.server, &args)?;
     begin(&pair.server, 0, 2000)?;
     signal(&twheel, Signal::SIGSTOP)?;
@@ -228,6 +221,7 @@ fn a_run_that_is_ended_while_its_history_stands_still_ends_and_has_all() -> Resu
     let held = Held::new(thread_of(&twheel, "twheel-history")?)?;
     // The flows have ended by then, and their events wait for the history.
     thread::sleep(millis(1200));
+    pair.server.await_expired(100, Instant::now() + PATIENCE)?;
     signal(&twheel, Signal::SIGINT)?;
     thread::sleep(millis(200));
     drop(held);

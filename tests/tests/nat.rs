@@ -52,9 +52,17 @@ fn a_gateways_flows_say_what_they_are_on_the_other_side() -> Result<()> {
     let there = connection.name;
     ensure!(there.ip() == "192.0.2.1".parse::<std::net::IpAddr>()?);
 
-    let told = events(&inside, 2)?;
-    for (line, kind) in told.iter().zip(["update", "end"]) {
+    let mut told = events(&inside, 2)?;
+    // On a busy machine its packets may be so far apart that it is updated more than once.
+    while !told[told.len() - 1].contains("\"event\":\"end\"") {
+        told.extend(events(&inside, 1)?);
+    }
+    for (number, line) in told.iter().enumerate() {
         let event: Value = serde_json::from_str(line)?;
+        let kind = match number + 1 == told.len() {
+            true => "end",
+            false => "update",
+        };
         assert_eq!(event["event"], kind, "{event}");
         assert_eq!(event["src"], here.ip().to_string());
         assert_eq!(event["dst"], "203.0.113.9");

@@ -23,6 +23,7 @@ use twheel_tests::{
     is_long,
     netns::{Namespace, PATIENCE, program, require_root},
     pair::{Pair, SERVER},
+    process::Process,
     running::{Twheel, wait_within},
 };
 
@@ -363,8 +364,9 @@ fn what_cannot_be_reached_is_said_and_tried_again() -> Result<()> {
     let to = format!("unix:{}", made.file(SOCKET));
     let args = export(&made, &to, &["--once"]);
     let args: Vec<_> = args.iter().map(String::as_str).collect();
-    let mut exporter = pair.server.twheel(&args)?.stderr(Stdio::piped()).spawn()?;
-    thread::sleep(Duration::from_millis(600));
+    let exporter = pair.server.twheel(&args)?;
+    let mut exporter = Process::start(exporter, made.0.join("said"))?;
+    exporter.await_text("trying again until it is there")?;
     let socket = UnixDatagram::bind(made.file(SOCKET))?;
     socket.set_read_timeout(Some(PATIENCE))?;
     let mut buffer = vec![0; 1 << 16];
@@ -374,9 +376,8 @@ fn what_cannot_be_reached_is_said_and_tried_again() -> Result<()> {
         let message = std::str::from_utf8(&buffer[..length])?;
         assert!(message.ends_with(line), "{message} {line}");
     }
-    let ended = wait_within(&mut exporter, PATIENCE)?;
-    assert_eq!(ended.context("it does not end")?.code(), Some(0));
-    let said = std::io::read_to_string(exporter.stderr.take().context("no stderr")?)?;
+    assert_eq!(exporter.ended(PATIENCE)?.code(), Some(0));
+    let said = exporter.log();
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(said.contains("trying again until it is there"), "{said}");
     Ok(())

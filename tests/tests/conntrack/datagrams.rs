@@ -139,7 +139,9 @@ fn datagrams_end_when_they_do_to_conntrack() -> Result<()> {
         pass(answers, asks)?;
     }
     let last = Instant::now() + Duration::from_secs(5) + TICK + 2 * SCHEDULING;
-    let ours = twheel.expiries_until(last)?;
+    let mut ours = twheel.expiries_until(last)?;
+    // A busy machine may read some later; when they ended is compared below.
+    ours.extend(twheel.ends(expected.len().saturating_sub(ours.len()))?);
     // Reading an entry that is due makes conntrack remove it.
     conntrack.dump()?;
     let mut theirs: BTreeMap<_, _> = conntrack

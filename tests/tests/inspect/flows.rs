@@ -1,11 +1,11 @@
 //! What `twheel flows` lists.
 
-use std::{collections::BTreeSet, net::SocketAddr, thread};
+use std::{collections::BTreeSet, net::SocketAddr, thread, time::Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use twheel_tests::{
-    netns::require_root,
+    netns::{PATIENCE, require_root},
     pair::{Family, PORT, Pair, SERVER},
     running::Twheel,
 };
@@ -154,12 +154,22 @@ fn flows_are_listed_with_what_they_are_and_how_long_they_have_left() -> Result<(
     pair.server.check_clean(SERVER)
 }
 
-/// Kills the run with SIGKILL.
+/// Kills the run with SIGKILL, and waits until it is dead.
 fn break_off(twheel: &Twheel) -> Result<()> {
-    nix::sys::signal::kill(
-        nix::unistd::Pid::from_raw(twheel.pid() as i32),
-        nix::sys::signal::Signal::SIGKILL,
-    )?;
-    thread::sleep(millis(200));
-    Ok(())
+    let pid = nix::unistd::Pid::from_raw(twheel.pid() as i32);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL)?;
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        // Nobody has waited for it yet.
+        if stat
+            .rsplit(") ")
+            .next()
+            .is_some_and(|it| it.starts_with('Z'))
+        {
+            return Ok(());
+        }
+        ensure!(Instant::now() < end, "it is not dead: {stat}");
+        thread::sleep(millis(5));
+    }
 }

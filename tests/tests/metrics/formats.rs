@@ -123,7 +123,21 @@ fn open_metrics_has_exemplars_that_are_events() -> Result<()> {
         ids.insert(event["flow_id"].as_str().context("no flow_id")?.to_owned());
     }
     thread::sleep(millis(200));
-    let reply = ask()?;
+    let with = [
+        "twheel_ended_flows_total",
+        "twheel_expiry_lateness_seconds_bucket",
+    ];
+    // They are counted a moment after they are printed.
+    let has_exemplar = |text: &str, name: &str| {
+        let mut lines = text.lines().filter(|it| it.starts_with(name));
+        lines.any(|it| it.contains(" # {"))
+    };
+    let end = Instant::now() + PATIENCE;
+    let mut reply = ask()?;
+    while !with.iter().all(|name| has_exemplar(&reply.body, name)) && Instant::now() < end {
+        thread::sleep(millis(50));
+        reply = ask()?;
+    }
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     assert_eq!(reply.headers["content-type"], kind);
     let text = reply.body;
@@ -150,10 +164,6 @@ fn open_metrics_has_exemplars_that_are_events() -> Result<()> {
         }
         found.insert(sample.split(['{', ' ']).next().unwrap_or_default());
     }
-    let with = [
-        "twheel_ended_flows_total",
-        "twheel_expiry_lateness_seconds_bucket",
-    ];
     assert_eq!(found, BTreeSet::from(with), "{text}");
     // Whoever does not ask for it gets Prometheus' own format.
     let plain = watched.get("/metrics")?;

@@ -9,7 +9,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use nix::sys::socket::{UnixAddr, connect, setsockopt, sockopt::Linger};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::socket::{UnixAddr, connect, setsockopt, sockopt::Linger},
+};
 use twheel_client::{
     Action, Outcome, cookie_of,
     protocol::{self, Kind, Op},
@@ -270,7 +273,8 @@ const ZEROPAGE: libc::c_ulong = 0xc020_aa04;
 
 impl Withheld {
     fn new() -> Result<Self> {
-        let flags = libc::O_CLOEXEC;
+        // Else it cannot be waited for.
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         // SAFETY: a call without pointers; what it returns is this process's alone.
         let handler = unsafe {
             let descriptor = libc::syscall(libc::SYS_userfaultfd, flags);
@@ -308,6 +312,15 @@ impl Withheld {
         Ok(())
     }
 
+    /// Waits until the kernel waits for it, and so has locked the socket.
+    fn await_wanted(&self) -> Result<()> {
+        let mut awaited = [PollFd::new(self.handler.as_fd(), PollFlags::POLLIN)];
+        poll(&mut awaited, PollTimeout::try_from(PATIENCE)?)?;
+        let is_wanted = awaited[0].revents() == Some(PollFlags::POLLIN);
+        ensure!(is_wanted, "nobody sends the memory: {awaited:?}");
+        Ok(())
+    }
+
     /// Lets it be there.
     fn appear(&self) -> Result<()> {
         let (from, length) = self.range();
@@ -340,8 +353,7 @@ fn a_socket_that_is_locked_holds_up_nobody_else() -> Result<()> {
         std::thread::scope(|scope| -> Result<()> {
             let sender = scope.spawn(|| withheld.send(&server));
             let looked = (|| {
-                // The sender has the lock by then.
-                std::thread::sleep(millis(200));
+                withheld.await_wanted()?;
                 ensure!(!sender.is_finished(), "the memory was there");
                 raw.send(&packet, &[server.as_fd()])?;
                 raw.send(&packet[..16], &[])?;
@@ -377,6 +389,7 @@ fn a_socket_that_is_locked_at_its_end_holds_up_nobody_else() -> Result<()> {
         std::thread::scope(|scope| -> Result<()> {
             let sender = scope.spawn(|| withheld.send(&server));
             let served = (|| {
+                withheld.await_wanted()?;
                 std::thread::sleep(millis(200));
                 ensure!(!sender.is_finished(), "the memory was there");
                 ensure!(!raw.is_ready(millis(700))?, "it was not locked");
@@ -407,11 +420,12 @@ fn a_socket_that_is_locked_is_read_in_its_packet() -> Result<()> {
         let cookie = cookie_of(server.as_fd())?;
         std::thread::scope(|scope| -> Result<()> {
             let sender = scope.spawn(|| withheld.send(&server));
-            std::thread::sleep(millis(200));
+            let wanted = withheld.await_wanted();
             let started = raw.ask(&[start(60_000, DATA, 5)], &[server.as_fd()]);
             let is_locked = !sender.is_finished();
             withheld.appear()?;
             sender.join().expect("the sender panicked")?;
+            wanted?;
             let started = started?[0];
             ensure!(is_locked, "the memory was there");
             ensure!(
@@ -457,6 +471,7 @@ fn what_the_kernel_is_asked_of_is_its_users() -> Result<()> {
         std::thread::scope(|scope| -> Result<()> {
             let sender = scope.spawn(|| withheld.send(&all[0].server));
             let looked = (|| {
+                withheld.await_wanted()?;
                 std::thread::sleep(millis(700));
                 ensure!(!sender.is_finished(), "the memory was there");
                 ensure!(start_all(&second, destroy(100), &all[1..6])? == [0; 5]);
