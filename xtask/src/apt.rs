@@ -60,7 +60,11 @@ pub fn install(packages: &[&str], usually: &str) -> Result<()> {
         return Ok(());
     };
     let names: Vec<_> = refused.iter().map(|it| it.package.as_str()).collect();
-    bail!("cannot install {} ({})", names.join(" "), first.why)
+    bail!(
+        "cannot install {} ({}): install it by hand",
+        names.join(" "),
+        first.why
+    )
 }
 
 /// Downloads a Debian package into a directory, without what it depends on.
@@ -126,7 +130,7 @@ impl Apt {
             refused.collect()
         };
         if sh::which("apt-get").is_empty() {
-            return refuse("there is no apt-get here: install it by hand");
+            return refuse("there is no apt-get here");
         }
         if let Err(error) = sh::require_root() {
             return refuse(&format!("{error:#}"));
@@ -193,8 +197,10 @@ fn possible<'a>(
     packages: &[&'a str],
     simulate: impl Fn(&[&str]) -> Result<(), String>,
 ) -> (Vec<&'a str>, Vec<Refused>) {
-    if simulate(packages).is_ok() {
-        return (packages.to_vec(), Vec::new());
+    match (simulate(packages), packages) {
+        (Ok(()), _) => return (packages.to_vec(), Vec::new()),
+        (Err(why), [package]) => return (Vec::new(), vec![refused(package, why)]),
+        _ => {}
     }
     let (mut possible, mut others) = (Vec::new(), Vec::new());
     for package in packages {

@@ -18,13 +18,14 @@ pub fn bench(args: &[String]) -> Result<()> {
     if args.iter().any(is_simple) {
         say!("Building the bench; this usually takes 90 s the first time.");
         let mut cargo = sh::cargo();
-        let build = "build --quiet --release -p twheel-tests --bin twheel-bench";
+        let build = "build --quiet --release -p twheel-bench";
         sh::run(cargo.args(build.split(' ')))?;
         let mut bench = Command::new(sh::target("release/twheel-bench"));
         return sh::exec(bench.args(args));
     }
     setup::benches()?;
-    let mut built = run::build_whole(Some("twheel-bench"))?;
+    setup::kafka()?;
+    let mut built = run::release_whole(&["twheel", "twheel-bench"])?;
     built.fleet_tools = fleet_tools::install();
     sh::exec(sh::as_root(sh::target("release/twheel-bench"), built.env())?.args(args))
 }

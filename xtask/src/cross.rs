@@ -36,7 +36,7 @@ pub enum Target {
 /// Builds twheel and prints its path.
 pub fn build(target: Target) -> Result<()> {
     let twheel = match target {
-        Target::Native => run::build(None)?.twheel,
+        Target::Native => run::release()?.twheel,
         Target::Aarch64 => {
             let object = ebpf::objects()?.twheel;
             Cross::aarch64()?.twheel(&object)?

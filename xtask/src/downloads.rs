@@ -77,7 +77,10 @@ pub fn landing() -> Result<()> {
     }
     // Beside one another: each waits for another server.
     let downloads = start();
-    let machines = thread::spawn(vm::fetch);
+    let machines = thread::spawn(|| match vm::is_needed()? {
+        true => vm::fetch(),
+        false => Ok(()),
+    });
     let downloaded = downloads.wait().missing();
     machines
         .join()

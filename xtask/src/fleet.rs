@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use clap::{Args, value_parser};
 
 use crate::{
+    binaries::Selection,
     fleet_tools, run, setup,
     sh::{self, say},
 };
@@ -32,10 +33,9 @@ pub fn fleet(options: &Options) -> Result<()> {
     setup::lab()?;
     let tools = fleet_tools::install();
     let tools = tools.context("a fleet needs ClickHouse's engine and a broker")?;
-    let built = run::Built {
-        fleet_tools: Some(tools),
-        ..run::build_whole(Some(LAB))?
-    };
+    setup::kafka()?;
+    let (mut built, compiled) = run::tests(&Selection::Tests(Vec::new()))?;
+    built.fleet_tools = Some(tools);
     let directory = sh::target("fleet");
     let mut env = built.env();
     env.push(("TWHEEL_FLEET_DIR", directory.as_os_str()));
@@ -43,7 +43,7 @@ pub fn fleet(options: &Options) -> Result<()> {
         "Starting the fleet; this usually takes {} s.",
         options.seconds + 25 + 3 * u64::from(options.hosts) / 2
     );
-    let mut lab = sh::as_root(sh::target("release").join(LAB), env)?;
+    let mut lab = sh::as_root(compiled.program(LAB)?, env)?;
     lab.args(["--hosts", &options.hosts.to_string()]);
     lab.args(["--seconds", &options.seconds.to_string()]);
     lab.args(["--rate", &options.rate.to_string()]);

@@ -14,6 +14,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     apt,
+    base::Changed,
     sh::{self, say},
 };
 
@@ -36,6 +37,14 @@ const COVERAGE: [&str; 7] = [
 ];
 /// A nightly also checks every memory access.
 const ADDRESSES: &str = "-Zsanitizer=address";
+
+/// What the fuzz target is built from.
+const PARTS: [&str; 3] = ["twheel-common", "fuzz", "Cargo.lock"];
+
+/// Whether the fuzz target may have changed; if not, it need not run again.
+pub fn is_touched(changed: &Changed) -> bool {
+    changed.touches(&PARTS)
+}
 
 /// The built target, and the corpus in files.
 pub struct Fuzzer {

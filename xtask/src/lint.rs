@@ -9,46 +9,61 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use crate::{
+    binaries::HOST,
     dashboards, setup,
     sh::{self, say},
 };
 
 /// Most lines in a source file.
 const MOST_LINES: usize = 600;
-/// The packages that are built for the host, with all that is optional.
-const HOST: &str =
-    "--workspace --exclude twheel-ebpf --features twheel-tests/kafka,twheel-timers/tokio";
 /// Files that may have more lines, and why: they are tables of data.
 const TABLES: &[(&str, &str)] = &[];
 
-/// Checks formatting, lints and documentation; all warnings count.
-pub fn lint() -> Result<()> {
-    say!("Checking formatting, lints and documentation; this usually takes 60 s the first time.");
+/// The cargo commands of the lints. Clippy uses clippy.toml, which limits the parameters of a
+/// function.
+pub fn commands() -> Vec<Command> {
     let cargo = |args: &str| {
         let mut cargo = sh::cargo();
-        sh::run(
-            cargo
-                .args(args.split(' '))
-                .env("RUSTDOCFLAGS", "-Dwarnings"),
-        )
+        cargo
+            .args(args.split(' '))
+            .env("RUSTDOCFLAGS", "-Dwarnings");
+        cargo
     };
+    // The same packages as for the tests, so that what they depend on has the same features.
+    let without_kafka = HOST.replace("twheel-bench/kafka,", "");
+    vec![
+        // What needs no C compiler first. Apart from the host crates, with which it would share
+        // features. For the host target, since the compiler for the BPF target may lack clippy; the
+        // code is the same.
+        cargo("clippy -p twheel-ebpf -- -Dwarnings"),
+        // What is left of the timers without the standard library.
+        cargo("clippy -p twheel-timers --no-default-features -- -Dwarnings"),
+        cargo(&format!("clippy {HOST} --all-targets -- -Dwarnings")),
+        // What is left without the export to Kafka.
+        cargo(&format!(
+            "clippy {without_kafka} --bin twheel -- -Dwarnings"
+        )),
+        cargo(&format!("doc {HOST} --no-deps")),
+    ]
+}
+
+/// Checks formatting, lints and documentation; all warnings count.
+pub fn lint() -> Result<()> {
+    say!("Checking formatting, lints and documentation; this usually takes 3 min the first time.");
     sources()?;
     dashboards::check()?;
-    setup::kafka()?;
-    cargo("fmt --all --check")?;
-    // Uses clippy.toml, which limits the parameters of a function.
-    cargo(&format!(
-        "clippy --quiet {HOST} --all-targets -- -Dwarnings"
-    ))?;
-    // What is left without the export to Kafka.
-    cargo("clippy --quiet -p twheel-user -- -Dwarnings")?;
-    // What is left of the timers without the standard library.
-    cargo("clippy --quiet -p twheel-timers --no-default-features -- -Dwarnings")?;
-    oldest_rust()?;
-    // Apart from the host crates, with which it would share features. For the host target, since
-    // the compiler for the BPF target may lack clippy; the code is the same.
-    cargo("clippy --quiet -p twheel-ebpf -- -Dwarnings")?;
-    cargo(&format!("doc --quiet {HOST} --no-deps"))
+    sh::run(sh::cargo().args(["fmt", "--all", "--check"]))?;
+    let commands = commands();
+    let needs_compiler = |command: &Command| command.get_args().any(|it| it == "--workspace");
+    let mut is_set_up = false;
+    for mut command in commands {
+        if needs_compiler(&command) && !is_set_up {
+            setup::kafka()?;
+            is_set_up = true;
+        }
+        sh::run(command.arg("--quiet"))?;
+    }
+    oldest_rust()
 }
 
 /// Checks `twheel-timers` with the oldest compiler that it promises, if that is installed.
@@ -96,6 +111,12 @@ fn sources() -> Result<()> {
                 name.display()
             ));
         }
+        if has_idle_example(file, &text)? {
+            wrong.push(format!(
+                "{} has an example that is not tested: delete `doctest = false` in its Cargo.toml",
+                name.display()
+            ));
+        }
         let unnamed = if is_root(file) {
             unnamed(&text)
         } else {
@@ -111,6 +132,33 @@ fn sources() -> Result<()> {
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     Ok(())
+}
+
+/// Whether an example in the documentation of a file would not be tested: a block of code, where the
+/// manifest of the crate says `doctest = false`.
+fn has_idle_example(file: &Path, text: &str) -> Result<bool> {
+    let mut in_block = false;
+    let mut has_example = false;
+    for line in text.lines().map(str::trim_start) {
+        let doc = line.strip_prefix("//!").or(line.strip_prefix("///"));
+        if let Some(language) = doc.and_then(|it| it.trim_start().strip_prefix("```")) {
+            has_example |= !in_block && ["", "rust", "no_run", "should_panic"].contains(&language);
+            in_block = !in_block;
+        }
+    }
+    if !has_example {
+        return Ok(false);
+    }
+    let manifests = file.ancestors().map(|it| it.join("Cargo.toml"));
+    let manifest = manifests
+        .into_iter()
+        .find(|it| it.exists())
+        .context("a source file is in no crate")?;
+    let text = fs::read_to_string(&manifest);
+    let text = text.with_context(|| format!("cannot read {}", manifest.display()))?;
+    let manifest: toml::Table = text.parse().context("cannot read a manifest")?;
+    let doctest = manifest.get("lib").and_then(|lib| lib.get("doctest"));
+    Ok(doctest.and_then(toml::Value::as_bool) == Some(false))
 }
 
 /// Finds source files below a directory, except in built and hidden directories.
@@ -164,7 +212,19 @@ fn unnamed(root: &str) -> Vec<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::unnamed;
+    use super::{has_idle_example, unnamed};
+    use crate::sh;
+
+    #[test]
+    fn an_example_that_is_not_tested_is_found() {
+        let example = "/// As here:\n///\n/// ```\n/// assert!(true);\n/// ```\nfn a() {}\n";
+        let is_idle =
+            |file: &str, text| has_idle_example(&sh::workspace().join(file), text).unwrap();
+        assert!(is_idle("twheel-user/src/lib.rs", example));
+        assert!(!is_idle("twheel-common/timers/src/lib.rs", example));
+        let text = example.replace("/// ```\n/// a", "/// ```text\n/// a");
+        assert!(!is_idle("twheel-user/src/lib.rs", &text));
+    }
 
     #[test]
     fn a_module_that_no_index_names_is_found() {

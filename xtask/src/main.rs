@@ -7,8 +7,9 @@
 //! |---|---|
 //! | How is another program run? | `sh`, `bounded` |
 //! | What must a machine have? | `setup`, `apt`, `downloads`, `python`, `fleet_tools`, `kubernetes_tools`, `prometheus` |
-//! | What builds the eBPF objects, and what is built around them? | `toolchain`, `ebpf`, `run`, `cross`, `statics`, `zig` |
-//! | Is it right? | `lint`, `test`, `fuzz`, `mutants`, `vm` |
+//! | What builds the eBPF objects, and what is built around them? | `toolchain`, `ebpf`, `run`, `binaries`, `cross`, `statics`, `zig` |
+//! | Is it right? | `lint`, `test`, `fuzz`, `mutants`, `vm`, `rebuilds` |
+//! | What has changed? | `base` |
 //! | What is it made of? | `dependencies` |
 //! | How fast is it? | `bench` |
 //! | What does a whole fleet look like? | `fleet` |
@@ -17,7 +18,9 @@
 //! | What is the image of containers? | `image` |
 
 mod apt;
+mod base;
 mod bench;
+mod binaries;
 mod bounded;
 mod cross;
 mod dashboards;
@@ -35,6 +38,7 @@ mod mutants;
 mod package;
 mod prometheus;
 mod python;
+mod rebuilds;
 mod recording;
 mod release;
 mod run;
@@ -80,20 +84,7 @@ enum Task {
     Fleet(fleet::Options),
 
     /// Run all tests, including those that need root, and count them
-    Test {
-        /// Build in release mode, try many more random operations, and include ignored tests
-        #[arg(long)]
-        exhaustive: bool,
-        /// Run only the fault tests: floods, crashes, stalls, hostile packets
-        #[arg(long, conflicts_with = "exhaustive")]
-        faults: bool,
-        /// Run the fault tests longer and with larger loads: an hour
-        #[arg(long, conflicts_with = "exhaustive")]
-        soak: bool,
-        /// Filter on test names, and other arguments for the test binaries
-        #[arg(last = true)]
-        args: Vec<String>,
-    },
+    Test(test::Options),
 
     /// Run a benchmark, or all of them
     Bench {
@@ -122,6 +113,9 @@ enum Task {
     /// Check formatting, lints and documentation
     Lint,
 
+    /// After test and lint: check that nothing of it is built again, whichever way it is asked for
+    Rebuilds,
+
     /// Check the crates that twheel is made of: licences, sources, duplicates, advisories
     ///
     /// By cargo-deny, which is built once, and deny.toml.
@@ -145,9 +139,9 @@ enum Task {
     Mutants {
         /// Mutate only these files, such as state.rs
         files: Vec<String>,
-        /// Try only a few mutants, chosen by the commit's hash
+        /// Only lines that changed since the main branch, or since the commit in TWHEEL_BASE: 48 mutants at most
         #[arg(long, conflicts_with = "files")]
-        sample: bool,
+        changed: bool,
     },
 
     /// Boot Debian's kernels in virtual machines and check twheel on each
@@ -160,11 +154,14 @@ enum Task {
         /// Only the newest, 6.12 and 6.1, with fewer checks, as CI does
         #[arg(long, conflicts_with = "kernel")]
         ci: bool,
+        /// Only if something that faces the kernel changed since the main branch, or since the commit in TWHEEL_BASE
+        #[arg(long)]
+        changed: bool,
         /// Only checks of this name, such as interfaces
         #[arg(long, value_name = "NAME")]
         check: Option<String>,
         /// Debian systems with systemd instead: install the package, and restart, upgrade and purge it under traffic
-        #[arg(long, conflicts_with_all = ["kernel", "ci", "check", "jobs"])]
+        #[arg(long, conflicts_with_all = ["kernel", "ci", "changed", "check", "jobs"])]
         system: bool,
         /// Virtual machines at a time, one CPU each [default: 2; with --ci, all]
         #[arg(long, value_name = "N")]
@@ -207,37 +204,28 @@ fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Run { args } => run::run(&args),
         Task::Fleet(options) => fleet::fleet(&options),
-        Task::Test {
-            exhaustive,
-            faults,
-            soak,
-            args,
-        } => test::test(
-            test::Which {
-                exhaustive,
-                faults,
-                soak,
-            },
-            &args,
-        ),
+        Task::Test(options) => test::test(&options),
         Task::Bench { args } => bench::bench(&args),
         Task::BuildEbpf { check: true, .. } => ebpf::check(),
         Task::BuildEbpf { update: true, .. } => ebpf::update(),
         Task::BuildEbpf { .. } => ebpf::build(),
         Task::Lint => lint::lint(),
+        Task::Rebuilds => rebuilds::check(),
         Task::Deny(options) => dependencies::deny(&options),
         Task::Fuzz { keep, args } => fuzz::fuzz(keep, &args),
-        Task::Mutants { files, sample } => mutants::mutants(&files, sample),
+        Task::Mutants { files, changed } => mutants::mutants(&files, changed),
         Task::Build { target } => cross::build(target),
         Task::VmTest {
             kernel,
             ci,
+            changed,
             check,
             system,
             jobs,
         } => vm::test(&vm::Options {
             kernel,
             ci,
+            changed,
             check,
             system,
             jobs,

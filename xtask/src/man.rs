@@ -11,7 +11,7 @@ use crate::{
 
 /// Writes the man pages into `target/man`.
 pub fn man() -> Result<()> {
-    let twheel = run::build(None)?.twheel;
+    let twheel = run::release()?.twheel;
     let pages = sh::target("man");
     sh::run(Command::new(twheel).args(["man", "--dir"]).arg(&pages))?;
     say!("Read them: man -l {}", pages.join("twheel.1").display());

@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, de::DeserializeOwned};
 
 use crate::{
+    base::{Base, Changed},
     sh::{self, say},
     toolchain,
 };
@@ -27,8 +28,10 @@ const LIST: &str = "twheel-common/mutants.toml";
 const SOURCES: &str = "twheel-common/src";
 /// At least this percentage of the viable mutants must be caught.
 const LEAST: usize = 95;
-/// Mutants in a sample: two minutes on one core, most of it to build what the tests depend on.
-const SAMPLE: usize = 24;
+/// At most so many mutants of changed lines are tried: four minutes on one core.
+const CHANGED: usize = 48;
+/// So many of all mutants are tried if it is unknown which lines changed.
+const IN_DOUBT: usize = 24;
 /// If the tests of a mutant take longer than this, in seconds, they count as not ending.
 const TIMEOUT: &str = "60";
 
@@ -125,10 +128,26 @@ struct Met {
     unviable: BTreeSet<String>,
 }
 
-/// Runs cargo-mutants on these files, or on all of them if none is given; if `sample`, on a few
-/// mutants that the commit's hash chooses.
-pub fn mutants(files: &[String], sample: bool) -> Result<()> {
+/// Mutants by file, and by name without the line.
+type Mutants = BTreeMap<String, BTreeMap<String, Mutant>>;
+
+/// Tries the mutants of these files, or of all of them if none is given; if `only_changed`, those
+/// of the lines that changed since the [`Base`].
+pub fn mutants(files: &[String], only_changed: bool) -> Result<()> {
     let chosen = chosen(files)?;
+    let changed = match only_changed {
+        true => Some(Base::find()?.changed()),
+        false => None,
+    };
+    if let Some(changed) = &changed
+        && !changed.touches(&[SOURCES])
+    {
+        say!(
+            "No mutants to try: {SOURCES} did not change ({}).",
+            changed.why()
+        );
+        return Ok(());
+    }
     let listed = fs::read_to_string(sh::workspace().join(LIST));
     let listed: List = toml::from_str(&listed.with_context(|| format!("cannot read {LIST}"))?)
         .with_context(|| format!("cannot read {LIST}"))?;
@@ -138,21 +157,23 @@ pub fn mutants(files: &[String], sample: bool) -> Result<()> {
     };
     let mut all = tool.list(&chosen)?;
     let mut wrong = gone(&all, &listed, files.is_empty());
-    if sample {
-        all = sampled(all, &commit()?);
+    if let Some(changed) = &changed {
+        all = tool.some(&chosen, all, changed)?;
     }
-    let count: usize = all.values().map(BTreeMap::len).sum();
-    say!(
-        "Trying {count} mutants; this usually takes {} min.",
-        1 + count / 12
-    );
+    let count = count(&all);
+    if count > 0 {
+        say!(
+            "Trying {count} mutants; this usually takes {} min.",
+            1 + count / 12
+        );
+    }
     let (mut caught, mut viable) = (0, 0);
     for (file, tests) in FILES {
         let name = format!("{file}.rs");
         let Some(mutants) = all.get(&name).filter(|mutants| !mutants.is_empty()) else {
             continue;
         };
-        let met = tool.run(&name, tests, mutants, sample)?;
+        let met = tool.run(&name, tests, mutants, only_changed)?;
         let empty = BTreeMap::new();
         wrong.extend(judge(&name, &met, listed.get(&name).unwrap_or(&empty)));
         println!("{}", line(&name, &met));
@@ -162,7 +183,7 @@ pub fn mutants(files: &[String], sample: bool) -> Result<()> {
     println!("{caught} of {viable} viable mutants were caught");
     // For a few files the rate means little: one of them may have most of the mutants that change
     // nothing.
-    if files.is_empty() && !sample && caught * 100 < viable * LEAST {
+    if files.is_empty() && !only_changed && caught * 100 < viable * LEAST {
         wrong.push(format!("fewer than {LEAST} % were caught"));
     }
     for wrong in &wrong {
@@ -218,15 +239,19 @@ impl Tool {
         command
     }
 
-    /// The mutants of these files: by file, and by name without the line.
-    fn list(&self, files: &[String]) -> Result<BTreeMap<String, BTreeMap<String, Mutant>>> {
+    /// The command that lists the mutants of these files.
+    fn lister(&self, files: &[String]) -> Command {
         let mut command = self.command();
         command.args(["--list", "--json"]);
         for file in files {
             command.args(["--file", &format!("{SOURCES}/{file}")]);
         }
-        let mutants: Vec<Mutant> =
-            serde_json::from_str(&sh::output(&mut command)?).context("cannot read the mutants")?;
+        command
+    }
+
+    /// The mutants of these files.
+    fn list(&self, files: &[String]) -> Result<Mutants> {
+        let mutants = listed(&mut self.lister(files))?;
         let mut found = BTreeMap::new();
         for file in files {
             let path = format!("{SOURCES}/{file}");
@@ -236,13 +261,41 @@ impl Tool {
         Ok(found)
     }
 
-    /// Tests these mutants.
+    /// Of all mutants, those of the changed lines, or some of all if these are unknown; no more
+    /// than fit into a landing.
+    fn some(&self, files: &[String], all: Mutants, changed: &Changed) -> Result<Mutants> {
+        if !changed.is_known() {
+            say!("Which lines changed is unknown: {}.", changed.why());
+            return Ok(evenly(all, IN_DOUBT));
+        }
+        let diff = sh::target("mutants/changed.diff");
+        fs::write(&diff, changed.diff(&[SOURCES])?).context("cannot write the diff")?;
+        let on_changed_lines = listed(self.lister(files).arg("--in-diff").arg(&diff))?;
+        let names: BTreeSet<_> = on_changed_lines.into_iter().map(|it| it.name).collect();
+        let mut found = all;
+        for mutants in found.values_mut() {
+            mutants.retain(|_, mutant| names.contains(&mutant.name));
+        }
+        let all = count(&found);
+        let some = evenly(found, CHANGED);
+        let left = match all - count(&some) {
+            0 => String::new(),
+            left => format!("; {left} of them are left to `cargo xtask mutants`"),
+        };
+        say!(
+            "The changed lines have {all} mutants ({}){left}.",
+            changed.why()
+        );
+        Ok(some)
+    }
+
+    /// Tests these mutants; if `only_these`, no others of the file.
     fn run(
         &self,
         file: &str,
         tests: &[&str],
         mutants: &BTreeMap<String, Mutant>,
-        sample: bool,
+        only_these: bool,
     ) -> Result<Met> {
         let output = sh::target("mutants/out").join(file);
         let _ = fs::remove_dir_all(&output);
@@ -250,7 +303,7 @@ impl Tool {
         let mut command = self.command();
         command.args(["--in-place", "--timeout", TIMEOUT, "--no-times"]);
         command.args(["--file", &format!("{SOURCES}/{file}")]);
-        if sample {
+        if only_these {
             for mutant in mutants.values() {
                 command.args(["--re", &format!("^{}$", escaped(&mutant.name))]);
             }
@@ -279,7 +332,7 @@ impl Tool {
                 .find(|(_, listed)| listed.name == mutant.name);
             let Some((name, _)) = name else {
                 // cargo-mutants also tries some mutants that the expressions do not match.
-                ensure!(sample, "{} was not listed", mutant.name);
+                ensure!(only_these, "{} was not listed", mutant.name);
                 continue;
             };
             match outcome.summary.as_str() {
@@ -366,28 +419,36 @@ fn line(file: &str, met: &Met) -> String {
     format!("{file:<11} {caught:4} caught, {lived:3} lived, {unviable:3} unviable  {share:5.1} %")
 }
 
-/// The sample of all mutants that a commit chooses: neighbours, which have the same tests.
-fn sampled(
-    all: BTreeMap<String, BTreeMap<String, Mutant>>,
-    commit: &str,
-) -> BTreeMap<String, BTreeMap<String, Mutant>> {
+/// The mutants that a command lists.
+fn listed(command: &mut Command) -> Result<Vec<Mutant>> {
+    let list = sh::output(command)?;
+    if list.trim().is_empty() {
+        // That is how it lists none.
+        return Ok(Vec::new());
+    }
+    serde_json::from_str(&list).context("cannot read the mutants")
+}
+
+fn count(mutants: &Mutants) -> usize {
+    mutants.values().map(BTreeMap::len).sum()
+}
+
+/// At most so many of these mutants, at even distances.
+fn evenly(all: Mutants, most: usize) -> Mutants {
+    let count = count(&all);
     let flat = all
         .into_iter()
         .flat_map(|(file, mutants)| mutants.into_iter().map(move |it| (file.clone(), it)));
-    let flat: Vec<_> = flat.collect();
-    let digits = commit.get(..8).unwrap_or_default();
-    let number = usize::from_str_radix(digits, 16).unwrap_or_default();
-    let parts = flat.len().div_ceil(SAMPLE).max(1);
-    let mut chosen: BTreeMap<String, BTreeMap<String, Mutant>> = BTreeMap::new();
-    let part = flat.into_iter().skip(number % parts * SAMPLE).take(SAMPLE);
-    for (file, (name, mutant)) in part {
-        chosen.entry(file).or_default().insert(name, mutant);
+    // Each step that takes the share to the next whole number chooses a mutant.
+    let is_chosen =
+        |index: usize| count <= most || (index + 1) * most / count > index * most / count;
+    let mut chosen = Mutants::new();
+    for (index, (file, (name, mutant))) in flat.enumerate() {
+        if is_chosen(index) {
+            chosen.entry(file).or_default().insert(name, mutant);
+        }
     }
     chosen
-}
-
-fn commit() -> Result<String> {
-    sh::output(sh::git().args(["rev-parse", "HEAD"]))
 }
 
 /// A name as a regular expression that matches nothing else.
@@ -509,17 +570,18 @@ mod tests {
     }
 
     #[test]
-    fn commits_choose_all_mutants_in_turn() {
-        let mutants: Vec<_> = (0..100).map(|line| mutant(line, "replace a")).collect();
-        let all = BTreeMap::from([("flow.rs".to_owned(), named(mutants.iter()))]);
-        let mut seen = BTreeSet::new();
-        for commit in 0..100_u32 {
-            let part = sampled(all.clone(), &format!("{commit:08x}ffff"));
-            let count: usize = part.values().map(BTreeMap::len).sum();
-            assert!((1..=SAMPLE).contains(&count));
-            seen.extend(part.into_values().flat_map(BTreeMap::into_keys));
+    fn mutants_are_chosen_at_even_distances() {
+        let mutants: Vec<_> = (100..200).map(|line| mutant(line, "replace a")).collect();
+        let named = |from, to| named(mutants[from..to].iter());
+        let all = Mutants::from([
+            ("flow.rs".to_owned(), named(0, 60)),
+            ("key.rs".to_owned(), named(60, 100)),
+        ]);
+        let some = evenly(all.clone(), 10);
+        assert_eq!((some["flow.rs"].len(), some["key.rs"].len()), (6, 4));
+        for most in [0, 1, 48, 99, 100, 101] {
+            assert_eq!(count(&evenly(all.clone(), most)), most.min(100));
         }
-        assert_eq!(seen.len(), 100);
     }
 
     #[test]

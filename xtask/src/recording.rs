@@ -34,7 +34,7 @@ type Line = (f64, String);
 pub fn record() -> Result<()> {
     sh::require_root()?;
     setup::lab()?;
-    let built = run::build(Some("twheel-lab"))?;
+    let (built, lab) = run::lab()?;
     let directory = sh::target("recording");
     fs::create_dir_all(&directory)
         .with_context(|| format!("cannot make {}", directory.display()))?;
@@ -44,7 +44,7 @@ pub fn record() -> Result<()> {
         .args(["--quiet", "--flush", "--return", "--log-timing"])
         .args([&timing, Path::new("--log-out"), &output])
         .arg("--command")
-        .arg(sh::target("release/twheel-lab"));
+        .arg(lab);
     sh::run(&mut script)?;
     let read = |path: &Path| {
         fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))

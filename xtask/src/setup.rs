@@ -1,283 +1,22 @@
 //! Installs what each command needs on a machine: all that is missing of it, in one go.
 
-use std::{
-    fmt, fs,
-    path::Path,
-    process::{Command, Stdio},
-};
+mod needs;
+
+use std::{fmt, fs, path::Path};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use self::needs::{
+    CLICKHOUSE, ESSENTIAL,
+    Group::{self, Aarch64, Benches, ClickHouse, Kafka, Lab, Packages, Python, Qemu, Roots, Vm},
+    MACHINES, Need, Shown, TESTING, lacking,
+};
 use crate::{
     apt::{Apt, Refused},
     downloads, ebpf,
     sh::{self, say},
-    toolchain,
+    toolchain, vm,
 };
-
-/// What something is needed for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Group {
-    /// The lab: network namespaces.
-    Lab,
-    /// Tests, besides what the benches need.
-    Tests,
-    /// Benches, and tests.
-    Benches,
-    /// Building the export to Kafka.
-    Kafka,
-    /// A server of ClickHouse.
-    ClickHouse,
-    /// Making environments of Python.
-    Python,
-    /// Building libFuzzer.
-    Fuzzer,
-    /// The programs that are copied into virtual machines.
-    Vm,
-    /// The emulator of virtual machines.
-    Qemu,
-    /// Making and checking packages.
-    Packages,
-    /// Making roots to install packages in.
-    Roots,
-    /// Linking for 64-bit ARM.
-    Aarch64,
-}
-
-use Group::{
-    Aarch64, Benches, ClickHouse, Fuzzer, Kafka, Lab, Packages, Python, Qemu, Roots, Tests, Vm,
-};
-
-/// What `cargo xtask test` needs.
-const TESTING: [Group; 7] = [Lab, Kafka, Fuzzer, Tests, Benches, ClickHouse, Python];
-/// Without these no test can be built or run.
-const ESSENTIAL: [Group; 3] = [Lab, Kafka, Fuzzer];
-/// What `.ci/run` needs: that, and virtual machines.
-const LANDING: [Group; 9] = [
-    Lab, Kafka, Fuzzer, Tests, Benches, ClickHouse, Python, Vm, Qemu,
-];
-
-/// What shows that something is there.
-#[derive(Clone, Copy, Debug)]
-enum Shown {
-    /// A program.
-    Program(&'static str),
-    /// Any of these programs.
-    Any(&'static [&'static str]),
-    /// A file.
-    File(&'static str),
-    /// Modules of Python, separated by commas.
-    Modules(&'static str),
-}
-
-use Shown::{Any, File, Modules, Program};
-
-impl Shown {
-    fn is_there(self) -> bool {
-        match self {
-            Program(name) => is_program(name),
-            Any(names) => names.iter().any(|name| is_program(name)),
-            File(path) => Path::new(path).exists(),
-            Modules(names) => Command::new("python3")
-                .args(["-c", &format!("import {names}")])
-                .stderr(Stdio::null())
-                .status()
-                .is_ok_and(|status| status.success()),
-        }
-    }
-}
-
-/// A user's PATH may lack sbin, where some distributions keep programs.
-fn is_program(name: &str) -> bool {
-    Path::new("/usr/sbin").join(name).exists() || !sh::which(name).is_empty()
-}
-
-impl fmt::Display for Shown {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Program(name) | File(name) => f.write_str(name),
-            Any(names) => f.write_str(&names.join(" or ")),
-            Modules(names) => write!(f, "python3 with {names}"),
-        }
-    }
-}
-
-const CLICKHOUSE: &str = "/usr/sbin/clickhouse-server";
-
-/// What is needed, and the Debian package that has it; for which groups, and to do what.
-type Needs = (
-    &'static [Group],
-    &'static str,
-    &'static [(Shown, &'static str)],
-);
-
-const NEEDS: [Needs; 23] = [
-    (&[Lab, Vm], "make labs", &[(Program("ip"), "iproute2")]),
-    (
-        &[Kafka],
-        "build the export to Kafka",
-        &[
-            (Program("cc"), "gcc"),
-            (Program("g++"), "g++"),
-            (Program("make"), "make"),
-            (Program("pkg-config"), "pkg-config"),
-            (File("/usr/include/openssl/ssl.h"), "libssl-dev"),
-        ],
-    ),
-    (
-        &[Fuzzer],
-        "build libFuzzer",
-        &[(Any(&["c++", "g++", "clang++"]), "g++")],
-    ),
-    (
-        &[Benches, Vm],
-        "filter and translate packets in labs",
-        &[(Program("nft"), "nftables")],
-    ),
-    (
-        &[Benches],
-        "ask the kernel's own tracking in a bench",
-        &[(Program("conntrack"), "conntrack")],
-    ),
-    (
-        &[Benches],
-        "send captures",
-        &[(Program("tcpreplay"), "tcpreplay")],
-    ),
-    (
-        &[Benches],
-        "compare twheel with in a bench",
-        &[(Program("softflowd"), "softflowd")],
-    ),
-    (
-        &[ClickHouse],
-        "send events to",
-        &[(File(CLICKHOUSE), "clickhouse-server")],
-    ),
-    (
-        &[Tests],
-        "see the system calls of a service",
-        &[(Program("strace"), "strace")],
-    ),
-    (
-        &[Tests],
-        "check units",
-        &[(Program("systemd-analyze"), "systemd")],
-    ),
-    (
-        &[Tests],
-        "read packets beside twheel",
-        &[(Program("tshark"), "tshark")],
-    ),
-    (
-        &[Tests],
-        "collect flow records",
-        &[
-            (Program("nfcapd"), "nfdump"),
-            (Program("nfacctd"), "pmacct"),
-        ],
-    ),
-    (
-        &[Tests],
-        "send events to",
-        &[(Program("rsyslogd"), "rsyslog")],
-    ),
-    (
-        &[Tests],
-        "run `twheel top` in",
-        &[(Program("tmux"), "tmux")],
-    ),
-    (
-        &[Tests],
-        "open the page of metrics",
-        &[(Program("chromium"), "chromium")],
-    ),
-    (
-        &[Python],
-        "install tools from PyPI",
-        &[(Modules("venv, ensurepip"), "python3-venv")],
-    ),
-    (
-        &[Vm],
-        "copy into virtual machines",
-        &[
-            (Program("busybox"), "busybox-static"),
-            (Program("kmod"), "kmod"),
-            (Program("bpftool"), "bpftool"),
-            (Program("wg"), "wireguard-tools"),
-            (Program("teamd"), "libteam-utils"),
-        ],
-    ),
-    (
-        &[Vm],
-        "make virtual machines",
-        &[(Program("cpio"), "cpio"), (Program("readelf"), "binutils")],
-    ),
-    (
-        &[Qemu],
-        "emulate virtual machines",
-        &[(Program("qemu-system-x86_64"), "qemu-system-x86")],
-    ),
-    (
-        &[Packages],
-        "make packages",
-        &[(Program("dpkg-deb"), "dpkg"), (Program("rpmbuild"), "rpm")],
-    ),
-    (
-        &[Packages],
-        "check packages",
-        &[
-            (Program("lintian"), "lintian"),
-            (Program("rpmlint"), "rpmlint"),
-        ],
-    ),
-    (
-        &[Roots],
-        "make roots of Debian",
-        &[(Program("debootstrap"), "debootstrap")],
-    ),
-    (
-        &[Aarch64],
-        "link for 64-bit ARM",
-        &[
-            (Program("aarch64-linux-gnu-gcc"), "gcc-aarch64-linux-gnu"),
-            (
-                File("/usr/aarch64-linux-gnu/lib/libc.so"),
-                "libc6-dev-arm64-cross",
-            ),
-        ],
-    ),
-];
-
-/// Something that is needed.
-#[derive(Clone, Copy, Debug)]
-struct Need {
-    groups: &'static [Group],
-    /// What is done with it, as a verb.
-    to: &'static str,
-    shown: Shown,
-    package: &'static str,
-}
-
-impl Need {
-    fn is_for_any_of(&self, groups: &[Group]) -> bool {
-        self.groups.iter().any(|it| groups.contains(it))
-    }
-}
-
-/// What is needed for some groups and not there.
-fn lacking(groups: &[Group], is_there: impl Fn(Shown) -> bool) -> Vec<Need> {
-    let all = NEEDS.iter().flat_map(|(groups, to, what)| {
-        what.iter().map(|(shown, package)| Need {
-            groups,
-            to,
-            shown: *shown,
-            package,
-        })
-    });
-    all.filter(|it| it.is_for_any_of(groups) && !is_there(it.shown))
-        .collect()
-}
 
 /// A tool that could not be installed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -408,28 +147,31 @@ pub fn setup() -> Result<()> {
 /// page; a server of ClickHouse; and what the benches need. Returns the tools that are missing after
 /// all, each of which only a few tests need.
 pub fn tests() -> Result<Vec<Missing>> {
-    root_and_bpffs()?;
-    // If there is no compiler for the eBPF objects, the prebuilt ones may be used.
-    let missing = install(&TESTING, || toolchain::packages(false))?;
-    let (essential, others): (Vec<_>, Vec<_>) =
-        missing.into_iter().partition(|it| it.is_for(&ESSENTIAL));
-    require_none(&essential)?;
-    Ok(others)
+    // Whoever has changed the eBPF programs is given a compiler when they are built.
+    testing(&TESTING, Vec::new)
 }
 
 /// Installs what `.ci/run` needs: as [`tests`], what virtual machines need, and the compiler that has
 /// built the committed objects. QEMU is not installed if others must be removed for it: then it is
 /// unpacked later.
 pub fn landing() -> Result<Vec<Missing>> {
+    let mut groups = [&TESTING[..], &MACHINES].concat();
+    if vm::has_qemu() {
+        groups.retain(|it| *it != Qemu);
+    }
+    let mut missing = testing(&groups, toolchain::packages)?;
+    missing.retain(|it| !it.is_for(&[Qemu]));
+    Ok(missing)
+}
+
+/// Returns what is missing after all. Fails if no test can run without it.
+fn testing(groups: &[Group], compiler: impl Fn() -> Vec<&'static str>) -> Result<Vec<Missing>> {
     root_and_bpffs()?;
-    let missing = install(&LANDING, || toolchain::packages(true))?;
+    let missing = install(groups, compiler)?;
     let (essential, others): (Vec<_>, Vec<_>) =
         missing.into_iter().partition(|it| it.is_for(&ESSENTIAL));
     require_none(&essential)?;
-    Ok(others
-        .into_iter()
-        .filter(|it| !it.is_for(&[Qemu]))
-        .collect())
+    Ok(others)
 }
 
 /// Installs what the export to Kafka is built with: OpenSSL, and the compiler for librdkafka.
@@ -478,7 +220,7 @@ pub fn lab() -> Result<()> {
 }
 
 fn root_and_bpffs() -> Result<()> {
-    sh::require_root().context("labs are network namespaces with eBPF programs")?;
+    sh::require_root().context("cannot make labs and load eBPF programs")?;
     bpffs()
 }
 
@@ -497,7 +239,12 @@ pub fn bpffs() -> Result<()> {
     let output = mount.output().context("cannot run `mount`")?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        bail!(no_bpffs(Path::new(BPFFS).is_dir(), said.trim()));
+        // Its second line tells where to look further.
+        let said = said.lines().next().unwrap_or("mount: no reason given");
+        bail!(no_bpffs(
+            Path::new(BPFFS).is_dir(),
+            said.trim_end_matches('.')
+        ));
     }
     Ok(())
 }
@@ -516,50 +263,9 @@ fn no_bpffs(is_there: bool, said: &str) -> String {
 mod tests {
     use super::*;
 
-    fn packages(groups: &[Group], there: &[&str]) -> Vec<&'static str> {
-        let is_there = |shown: Shown| there.contains(&shown.to_string().as_str());
-        let lacking = lacking(groups, is_there);
-        lacking.iter().map(|it| it.package).collect()
-    }
-
-    #[test]
-    fn only_what_is_missing_of_the_groups_is_installed() {
-        assert_eq!(packages(&[Lab], &[]), ["iproute2"]);
-        assert!(packages(&[Lab], &["ip"]).is_empty());
-        assert_eq!(
-            packages(&[Kafka, Roots], &["g++", "make", "cc"]),
-            ["pkg-config", "libssl-dev", "debootstrap"]
-        );
-        // What several groups need is listed once.
-        let both = packages(&[Lab, Vm, Benches], &[]);
-        for package in ["iproute2", "nftables"] {
-            assert_eq!(both.iter().filter(|it| **it == package).count(), 1);
-        }
-    }
-
-    #[test]
-    fn a_landing_needs_all_that_tests_need() {
-        let landing = packages(&LANDING, &[]);
-        assert!(
-            packages(&TESTING, &[])
-                .iter()
-                .all(|it| landing.contains(it))
-        );
-        assert!(landing.contains(&"qemu-system-x86") && landing.contains(&"cpio"));
-        assert!(ESSENTIAL.iter().all(|it| TESTING.contains(it)));
-    }
-
-    #[test]
-    fn something_is_shown_by_a_program_one_of_several_or_a_file() {
-        assert!(Program("sh").is_there() && !Program("twheel-no-such-program").is_there());
-        assert!(Any(&["twheel-no-such-program", "sh"]).is_there());
-        assert!(File("/proc/self/stat").is_there() && !File("/nonexistent").is_there());
-        assert!(!Modules("twheel_no_such_module").is_there());
-    }
-
     #[test]
     fn what_is_missing_is_told_in_one_sentence() {
-        let tshark = lacking(&[Tests], |shown| shown.to_string() != "tshark")[0];
+        let tshark = lacking(&[Group::Tests], |shown| shown.to_string() != "tshark")[0];
         let refused = Refused {
             package: "tshark".to_owned(),
             why: "apt-get: Unable to locate package tshark".to_owned(),

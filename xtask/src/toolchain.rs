@@ -154,9 +154,9 @@ pub fn with_sources() -> Result<WithSources> {
     Ok(WithSources(rustc))
 }
 
-/// The Debian packages that must be installed for a compiler of the BPF target: none if there is one.
-/// `exact`: if there is none that has built the committed objects.
-pub fn packages(exact: bool) -> Vec<&'static str> {
+/// The Debian packages that must be installed for a compiler of the BPF target: none if there is one
+/// that has built the committed objects.
+pub fn packages() -> Vec<&'static str> {
     /// The part of the objects' manifest that is read here.
     #[derive(Deserialize)]
     struct Manifest {
@@ -169,7 +169,7 @@ pub fn packages(exact: bool) -> Vec<&'static str> {
     let manifest = sh::workspace().join("twheel-ebpf/prebuilt/MANIFEST.toml");
     let manifest = fs::read_to_string(manifest).ok();
     let manifest: Option<Manifest> = manifest.and_then(|text| toml::from_str(&text).ok());
-    let recorded = manifest.filter(|_| exact).map(|it| it.compiler);
+    let recorded = manifest.map(|it| it.compiler);
     let fits = |rustc: &Rustc| recorded.as_ref().is_none_or(|it| rustc.is(it));
     match rustups()
         .into_iter()

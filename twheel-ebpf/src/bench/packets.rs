@@ -24,7 +24,7 @@ pub static ORDER: Array<[u32; 1 + PACKETS]> = Array::with_max_entries(CPUS, 0);
 /// CPUs on which packets can be run at once, a power of two.
 const CPUS: u32 = 4;
 
-/// Most packets in a run, a power of two. `tests/src/bench/plane.rs` has the same number.
+/// Most packets in a run, a power of two. `tests/bench/src/plane.rs` has the same number.
 const PACKETS: usize = 1 << 13;
 
 /// Ethernet, IPv4 and TCP without options.

@@ -13,7 +13,7 @@ use aya_ebpf::{
 
 use crate::packets::{SEGMENT, store_u16, store_u32};
 
-/// Describes the frames of a run. `tests/src/bench/path.rs` has the same struct.
+/// Describes the frames of a run. `tests/bench/src/path.rs` has the same struct.
 #[repr(C)]
 pub struct Frames {
     /// The interface through which they are sent.

@@ -20,7 +20,7 @@ pub static LRU: LruHashMap<FlowKey, [u64; 5]> = LruHashMap::with_max_entries(1, 
 #[map]
 pub static SMALL: HashMap<[u32; 3], u64> = HashMap::with_max_entries(1, 0);
 
-/// As `LRU`. `tests/src/bench/peers.rs` replaces it with the kernel's resizable hash map, for which
+/// As `LRU`. `tests/bench/src/peers.rs` replaces it with the kernel's resizable hash map, for which
 /// aya has no type.
 #[map]
 pub static RESIZABLE: HashMap<FlowKey, [u64; 5]> = HashMap::with_max_entries(1, BPF_F_NO_PREALLOC);

@@ -1,11 +1,13 @@
-//! Runs commands, some in parallel and some alone, and keeps the output of each together.
+//! Runs commands: many beside one another, as far as the CPUs serve, and some alone. Keeps the output
+//! of each together.
 
 use std::{
-    collections::VecDeque,
     fs::{self, File},
+    io,
+    os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
-    sync::{Mutex, PoisonError, mpsc},
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
@@ -16,44 +18,18 @@ use twheel_holdup::Watch;
 /// What may run beside a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Company {
-    /// Any other job of this kind: two jobs for each CPU, as most jobs mostly wait.
+    /// Any job.
     Any,
-    /// Jobs of this kind: one for each CPU.
-    Quiet,
-    /// Nothing.
-    None,
-    /// Nothing, because it measures time. Tests that fail while the host holds the CPUs up run
-    /// again.
+    /// Any job, though it measures time. Its processes get the CPUs before those of others. If it
+    /// fails beside others, it runs again alone, and only that counts.
     Timed,
-}
-
-impl Company {
-    /// All kinds, in the order in which their jobs run.
-    const ALL: [Self; 4] = [Self::Any, Self::Quiet, Self::None, Self::Timed];
-
-    /// How many jobs run at a time.
-    pub fn at_once(self, cpus: usize) -> usize {
-        match self {
-            Self::Any => 2 * cpus,
-            Self::Quiet => cpus,
-            Self::None | Self::Timed => 1,
-        }
-    }
-
-    /// The suffix of a binary's name, for the part of its tests that has this company.
-    pub fn suffix(self) -> &'static str {
-        match self {
-            Self::Any => ", any",
-            Self::Quiet => ", quiet",
-            Self::None => ", alone",
-            Self::Timed => ", timed",
-        }
-    }
+    /// Nothing.
+    Alone,
 }
 
 /// A command, and how to run it.
 pub struct Job {
-    /// Its name.
+    /// Its name, which is unique.
     pub name: String,
     /// What to run.
     pub command: Command,
@@ -61,8 +37,30 @@ pub struct Job {
     pub company: Company,
     /// What proves that it has done its work.
     pub proof: Proof,
-    /// Whether its tests can be left out by their names: it has `--exact`.
-    pub is_exact: bool,
+    /// What it is expected to cost.
+    pub cost: Cost,
+}
+
+/// What a job costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// From its start to its end.
+    pub took: Duration,
+    /// CPU time of its processes, as far as they were waited for.
+    pub cpu: Duration,
+}
+
+impl Cost {
+    /// How many CPUs it keeps busy.
+    pub fn cpus(self) -> f64 {
+        self.cpu.as_secs_f64() / self.took.as_secs_f64().max(0.001)
+    }
+
+    /// Its share of the CPUs in a pool: at least a twentieth of one, for what is not counted (the
+    /// kernel's own threads), and at most one, so that two always fit beside each other.
+    fn weight(self) -> f64 {
+        self.cpus().clamp(0.05, 1.0)
+    }
 }
 
 /// Checks whether an output proves that the work was done.
@@ -70,7 +68,7 @@ pub type Check = Box<dyn Fn(&str) -> Result<()> + Send>;
 
 /// What proves that a job has done its work, besides its exit status.
 pub enum Proof {
-    /// The lines at the end of libtest's output.
+    /// The line at the end of libtest's output.
     Tests,
     /// The job counts as one test, which passes if this function accepts its output, in which
     /// errors come last.
@@ -81,8 +79,8 @@ pub enum Proof {
 pub struct Ended {
     /// The job's name.
     pub name: String,
-    /// How long it took.
-    pub took: Duration,
+    /// What it has cost.
+    pub cost: Cost,
     /// How it ended; an error says why it did not start.
     pub status: Result<ExitStatus>,
     /// What it wrote to stdout.
@@ -91,29 +89,9 @@ pub struct Ended {
     pub stderr: String,
     /// The result of the check, for a job whose output counts as one test.
     pub proven: Option<Result<()>>,
-    /// Earlier attempts that failed.
-    pub disturbed: Vec<Disturbed>,
+    /// Earlier attempts that failed, and do not count.
+    pub before: Vec<Attempt>,
 }
-
-/// An attempt that failed while the host held CPUs up. Its passed tests were not run again, if the
-/// job is exact.
-pub struct Disturbed {
-    /// The longest time that a CPU was held up.
-    pub held_up: Duration,
-    /// What the job wrote to stdout.
-    pub stdout: String,
-    /// How many of its tests passed, and so were left out of the next attempt.
-    pub passed: usize,
-}
-
-/// A job with [`Company::Timed`] is run again if a CPU was held up for longer than this.
-const HELD_UP: Duration = Duration::from_millis(20);
-/// Most times that a job is run again.
-const AGAIN: usize = 8;
-/// Before a job is run again, no CPU may have been held up for this long.
-const CALM: Duration = Duration::from_secs(1);
-/// Most times that this is checked for.
-const LOOKS: usize = 30;
 
 impl Ended {
     /// Whether it succeeded.
@@ -122,89 +100,146 @@ impl Ended {
     }
 }
 
-/// Runs jobs, one kind of company after the other, and otherwise in this order. Passes on each job
-/// as soon as it has ended. The jobs' output is kept in files below `directory`.
-pub fn run(mut jobs: Vec<Job>, cpus: usize, directory: &Path, mut ended: impl FnMut(Ended)) {
-    for company in Company::ALL {
-        let (these, others) = jobs.into_iter().partition(|job| job.company == company);
-        jobs = others;
-        let workers = company.at_once(cpus);
-        let jobs = Mutex::new(VecDeque::from(these));
-        let (sender, receiver) = mpsc::channel();
-        thread::scope(|scope| {
-            for _ in 0..workers {
-                let (jobs, sender) = (&jobs, sender.clone());
+/// An attempt that failed and was made again.
+pub struct Attempt {
+    /// Why it was made again.
+    pub why: Why,
+    /// What the job wrote.
+    pub output: String,
+}
+
+/// Why an attempt that failed was made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// It measures time, and others ran beside it.
+    Company,
+    /// It measures time, and the host held a CPU up for this long.
+    HeldUp(Duration),
+}
+
+/// Jobs that run at a time, for each CPU: most of them mostly wait.
+const SLOTS: usize = 4;
+/// The weights of the jobs that run at a time add up to at most this, for each CPU.
+const LOAD: f64 = 1.1;
+/// A timed job that runs alone runs again if a CPU was held up for longer than this.
+const HELD_UP: Duration = Duration::from_millis(20);
+/// Most times that a job runs again because of that.
+const AGAIN: usize = 3;
+/// Before a job runs again, no CPU may have been held up for this long.
+const CALM: Duration = Duration::from_secs(1);
+/// Most times that this is checked for.
+const LOOKS: usize = 30;
+
+/// Runs jobs: first those that bear company, those first that take longest; then, one by one, those
+/// that run alone, and the timed ones that have failed in company. Passes on each job as soon as it
+/// has ended for good. The jobs' output is kept in files below `directory`.
+pub fn run(jobs: Vec<Job>, cpus: usize, directory: &Path, mut ended: impl FnMut(Ended)) {
+    let (mut alone, mut waiting): (Vec<_>, Vec<_>) = jobs
+        .into_iter()
+        .partition(|job| job.company == Company::Alone);
+    waiting.sort_by_key(|job| std::cmp::Reverse(job.cost.took));
+    let (mut running, mut load) = (0, 0.0);
+    let mut again = Vec::new();
+    let (sender, receiver) = mpsc::channel::<(Job, Ended)>();
+    thread::scope(|scope| {
+        loop {
+            while running < SLOTS * cpus
+                && let Some(next) = next(&waiting, running, load, LOAD * cpus as f64)
+            {
+                let mut job = waiting.remove(next);
+                running += 1;
+                load += job.cost.weight();
+                let sender = sender.clone();
                 scope.spawn(move || {
-                    while let Some(job) = next(jobs) {
-                        // Fails only if the receiver is gone, and then no thread needs the result.
-                        let _ = sender.send(run_one(job, directory));
-                    }
+                    let ended = attempt(&mut job, directory);
+                    // Fails only if the receiver is gone, and then nobody needs the result.
+                    let _ = sender.send((job, ended));
                 });
             }
-            drop(sender);
-            receiver.iter().for_each(&mut ended);
-        });
+            if running == 0 {
+                break;
+            }
+            let Ok((job, this)) = receiver.recv() else {
+                break;
+            };
+            running -= 1;
+            load -= job.cost.weight();
+            if job.company == Company::Timed && !this.is_success() {
+                again.push((job, this));
+            } else {
+                ended(this);
+            }
+        }
+    });
+    alone.sort_by_key(|job| std::cmp::Reverse(job.cost.took));
+    for job in alone {
+        ended(run_alone(job, Vec::new(), directory));
+    }
+    for (job, failed) in again {
+        let failed = Attempt::of(&failed, Why::Company);
+        ended(run_alone(job, vec![failed], directory));
     }
 }
 
-fn next(jobs: &Mutex<VecDeque<Job>>) -> Option<Job> {
-    jobs.lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .pop_front()
+/// The first of the waiting jobs that fits beside those that run, if any does.
+fn next(waiting: &[Job], running: usize, load: f64, most: f64) -> Option<usize> {
+    let fits = |job: &Job| running == 0 || load + job.cost.weight() <= most;
+    waiting.iter().position(fits)
 }
 
-fn run_one(mut job: Job, directory: &Path) -> Ended {
-    let begun = Instant::now();
+/// Runs a job beside which nothing runs. If it measures time and fails while the host holds a CPU
+/// up, it runs again.
+fn run_alone(mut job: Job, mut before: Vec<Attempt>, directory: &Path) -> Ended {
+    for _ in 0..AGAIN {
+        let watch = Watch::start();
+        let ended = attempt(&mut job, directory);
+        let held_up = watch.stop();
+        if ended.is_success() || held_up <= HELD_UP {
+            return Ended { before, ..ended };
+        }
+        before.push(Attempt::of(&ended, Why::HeldUp(held_up)));
+        wait_for_calm();
+    }
+    let ended = attempt(&mut job, directory);
+    Ended { before, ..ended }
+}
+
+impl Attempt {
+    fn of(ended: &Ended, why: Why) -> Self {
+        let mut output = format!("{}{}", ended.stdout, ended.stderr);
+        if let Some(Err(error)) = &ended.proven {
+            output += &format!("{error:#}\n");
+        }
+        Self { why, output }
+    }
+}
+
+/// Runs a job once.
+fn attempt(job: &mut Job, directory: &Path) -> Ended {
     // Files, not pipes: a process that a test leaves behind would hold a pipe open, and its end
     // would never come.
-    let file = |end| directory.join(format!("{}.{end}", job.name.replace('/', "-")));
+    let file = |end| directory.join(format!("{}.{end}", job.name.replace(['/', ' ', ':'], "-")));
     let (out, err) = (file("out"), file("err"));
-    let mut disturbed = Vec::new();
-    let status = loop {
-        let watch = (job.company == Company::Timed).then(Watch::start);
-        let status = wait_for(&mut job.command, &out, &err);
-        let held_up = watch.map_or(Duration::ZERO, Watch::stop);
-        let is_success = status.as_ref().is_ok_and(ExitStatus::success);
-        if is_success || held_up <= HELD_UP || disturbed.len() == AGAIN {
-            break status;
-        }
-        let stdout = read(&out);
-        let passed = match job.is_exact {
-            true => passed(&stdout),
-            false => Vec::new(),
-        };
-        for test in &passed {
-            job.command.args(["--skip", test]);
-        }
-        disturbed.push(Disturbed {
-            held_up,
-            passed: passed.len(),
-            stdout,
-        });
-        wait_for_calm();
+    let begun = Instant::now();
+    let (status, cpu) = match wait_for(&mut job.command, &out, &err) {
+        Ok((status, cpu)) => (Ok(status), cpu),
+        Err(error) => (Err(error), Duration::ZERO),
     };
+    let took = begun.elapsed();
     let (stdout, stderr) = (read(&out), read(&err));
-    let proven = match job.proof {
+    let proven = match &job.proof {
         Proof::Tests => None,
         Proof::Output(proof) => Some(proof(&format!("{stdout}{stderr}"))),
     };
     Ended {
-        disturbed,
-        took: begun.elapsed(),
+        name: job.name.clone(),
+        cost: Cost { took, cpu },
         status: status.with_context(|| format!("cannot run {}", job.name)),
         stdout,
         stderr,
         proven,
-        name: job.name,
+        before: Vec::new(),
     }
-}
-
-/// The tests that have passed, by libtest's output, except those that print something of their own.
-fn passed(stdout: &str) -> Vec<String> {
-    let names = stdout
-        .lines()
-        .filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... ok"));
-    names.map(str::to_owned).collect()
 }
 
 /// Waits until the host no longer holds a CPU up.
@@ -218,7 +253,8 @@ fn wait_for_calm() {
     }
 }
 
-fn wait_for(command: &mut Command, out: &PathBuf, err: &PathBuf) -> Result<ExitStatus> {
+/// Runs a command to its end. Returns how it ended, and the CPU time of its processes.
+fn wait_for(command: &mut Command, out: &PathBuf, err: &PathBuf) -> Result<(ExitStatus, Duration)> {
     let create = |path: &PathBuf| {
         File::create(path).with_context(|| format!("cannot write {}", path.display()))
     };
@@ -226,7 +262,27 @@ fn wait_for(command: &mut Command, out: &PathBuf, err: &PathBuf) -> Result<ExitS
         .stdin(Stdio::null())
         .stdout(create(out)?)
         .stderr(create(err)?);
-    Ok(command.status()?)
+    let child = command.spawn()?;
+    let id = child.id() as libc::pid_t;
+    let mut status = 0;
+    loop {
+        // SAFETY: all-zero bytes are a valid rusage.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: both pointers are to variables that live through the call. The child is waited for
+        // nowhere else: `child` is only dropped, which waits for nothing.
+        let waited = unsafe { libc::wait4(id, &raw mut status, 0, &raw mut usage) };
+        if waited == id {
+            let time = |it: libc::timeval| {
+                Duration::from_secs(it.tv_sec as u64) + Duration::from_micros(it.tv_usec as u64)
+            };
+            let cpu = time(usage.ru_utime) + time(usage.ru_stime);
+            return Ok((ExitStatus::from_raw(status), cpu));
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error).context("cannot wait for it");
+        }
+    }
 }
 
 /// The content of a file, as far as it can be read.
@@ -237,11 +293,11 @@ fn read(path: &PathBuf) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, fs, process::Command};
+    use std::{env, fs, path::PathBuf, process::Command, time::Duration};
 
     use anyhow::ensure;
 
-    use super::{Company, Ended, Job, Proof, passed, run};
+    use super::{Company, Cost, Ended, Job, Proof, Why, next, run};
 
     /// A job that runs a shell script.
     fn job(name: &str, company: Company, script: &str) -> Job {
@@ -252,47 +308,64 @@ mod tests {
             command,
             company,
             proof: Proof::Tests,
-            is_exact: false,
+            cost: Cost::default(),
         }
     }
 
+    /// A job that takes so many seconds of wall-clock and CPU time.
+    fn costing(took: u64, cpu: u64) -> Job {
+        Job {
+            cost: Cost {
+                took: Duration::from_secs(took),
+                cpu: Duration::from_secs(cpu),
+            },
+            ..job("costing", Company::Any, "")
+        }
+    }
+
+    fn temporary(name: &str) -> PathBuf {
+        env::temp_dir().join(format!("twheel-jobs-{}-{name}", std::process::id()))
+    }
+
     fn run_all(test: &str, jobs: Vec<Job>) -> Vec<Ended> {
-        let directory = env::temp_dir().join(format!("twheel-jobs-{}-{test}", std::process::id()));
+        let directory = temporary(test);
         fs::create_dir_all(&directory).unwrap();
         let mut all = Vec::new();
         run(jobs, 2, &directory, |ended| all.push(ended));
         fs::remove_dir_all(&directory).unwrap();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
 
     #[test]
     fn keeps_outputs_apart_and_tells_who_failed() {
         let script = |code| format!("echo out; sleep 0.1; echo more; echo err >&2; exit {code}");
-        let jobs = (0..4).map(|code| job(&format!("a/{code}"), Company::Any, &script(code)));
-        let mut all = run_all("apart", jobs.collect());
-        all.sort_by(|a, b| a.name.cmp(&b.name));
+        let jobs = (0..4).map(|code| job(&format!("a/{code} b::c"), Company::Any, &script(code)));
+        let all = run_all("apart", jobs.collect());
         for (code, ended) in all.iter().enumerate() {
             assert_eq!(ended.stdout, "out\nmore\n");
             assert_eq!(ended.stderr, "err\n");
             assert_eq!(ended.is_success(), code == 0);
+            assert!(ended.before.is_empty());
         }
         assert_eq!(all.len(), 4);
     }
 
     #[test]
     fn what_runs_alone_runs_alone() {
-        let directory = env::temp_dir().join(format!("twheel-alone-{}", std::process::id()));
+        let directory = temporary("alone");
         // Fails if another job has the directory.
         let exclusive = format!(
             "mkdir {0} && sleep 0.05 && rmdir {0}",
             directory.to_str().unwrap()
         );
         let shared = format!("sleep 0.1; test ! -e {}", directory.to_str().unwrap());
-        let jobs = (0..6).map(|n| match Company::ALL[n % 3] {
-            Company::None => job(&n.to_string(), Company::None, &exclusive),
+        let kinds = [Company::Any, Company::Timed, Company::Alone];
+        let jobs = (0..6).map(|n| match kinds[n % 3] {
+            Company::Alone => job(&n.to_string(), Company::Alone, &exclusive),
             other => job(&n.to_string(), other, &shared),
         });
-        let all = run_all("alone", jobs.collect());
+        let all = run_all("alone-output", jobs.collect());
         assert_eq!(all.len(), 6);
         for ended in all {
             assert!(ended.is_success(), "{}: {}", ended.name, ended.stderr);
@@ -302,7 +375,7 @@ mod tests {
     #[test]
     fn what_bears_company_runs_side_by_side() {
         // Each waits for the other's file: if they ran one after the other, neither would succeed.
-        let file = |n| env::temp_dir().join(format!("twheel-both-{}-{n}", std::process::id()));
+        let file = |n: usize| temporary(&format!("both-{n}"));
         let script = |mine, other| {
             format!(
                 "touch {0}; for i in $(seq 500); do test -e {1} && exit 0; sleep 0.02; done; exit 1",
@@ -313,14 +386,47 @@ mod tests {
         let all = run_all(
             "both",
             vec![
-                job("0", Company::Quiet, &script(0, 1)),
-                job("1", Company::Quiet, &script(1, 0)),
+                job("0", Company::Timed, &script(0, 1)),
+                job("1", Company::Any, &script(1, 0)),
             ],
         );
         for n in 0..2 {
             fs::remove_file(file(n)).unwrap();
         }
         assert!(all.iter().all(Ended::is_success));
+        assert!(all.iter().all(|ended| ended.before.is_empty()));
+    }
+
+    #[test]
+    fn a_timed_job_that_fails_in_company_runs_again_alone() {
+        let marker = temporary("again-marker");
+        // Fails the first time.
+        let script = format!("echo says so; mkdir {}", marker.display());
+        let flaky = |company| {
+            let script = format!("test -e {0} && exit 0; {script}; exit 1", marker.display());
+            job("flaky", company, &script)
+        };
+        let all = run_all("again", vec![flaky(Company::Timed)]);
+        fs::remove_dir(&marker).unwrap();
+        assert!(all[0].is_success());
+        let [attempt] = &all[0].before[..] else {
+            panic!("it ran again once")
+        };
+        assert_eq!(
+            (attempt.why, attempt.output.as_str()),
+            (Why::Company, "says so\n")
+        );
+        // One that measures no time has failed.
+        let all = run_all("again-any", vec![flaky(Company::Any)]);
+        fs::remove_dir(&marker).unwrap();
+        assert!(!all[0].is_success() && all[0].before.is_empty());
+        // And so has one that fails alone, too.
+        let all = run_all(
+            "again-fails",
+            vec![job("bad", Company::Timed, "echo no; exit 1")],
+        );
+        assert!(!all[0].is_success());
+        assert_eq!(all[0].before[0].why, Why::Company);
     }
 
     #[test]
@@ -330,33 +436,40 @@ mod tests {
                 ensure!(output == "done\n", "not done");
                 Ok(())
             })),
-            is_exact: false,
             ..job(output, Company::Any, &format!("echo {output}"))
         });
-        let mut all = run_all("proof", jobs.into());
-        all.sort_by(|a, b| a.name.cmp(&b.name));
+        let all = run_all("proof", jobs.into());
         let success: Vec<_> = all.iter().map(Ended::is_success).collect();
         assert_eq!(success, [true, false]);
     }
 
     #[test]
-    fn what_has_passed_is_known_by_its_line() {
-        let output = "running 4 tests\ntest a ... ok\ntest b ... FAILED\ntest c ... \nfigures\nok\n\
-                      test d ... ignored, why\ntest e ... ok\n\ntest result: FAILED. 3 passed\n";
-        assert_eq!(passed(output), ["a", "e"]);
+    fn what_cannot_begin_has_failed() {
+        let mut none = job("none", Company::Any, "");
+        none.command = Command::new("/nonexistent");
+        let all = run_all("none", vec![none]);
+        assert!(!all[0].is_success());
+        assert!(all[0].status.is_err());
     }
 
     #[test]
-    fn what_cannot_begin_has_failed() {
-        let job = Job {
-            name: "none".to_owned(),
-            command: Command::new("/nonexistent"),
-            company: Company::Any,
-            proof: Proof::Tests,
-            is_exact: false,
-        };
-        let all = run_all("none", vec![job]);
-        assert!(!all[0].is_success());
-        assert!(all[0].status.is_err());
+    fn the_time_of_all_processes_is_counted() {
+        let spin = "timeout 0.3 sh -c 'while :; do :; done'; sleep 0.3; true";
+        let all = run_all("time", vec![job("spin", Company::Any, spin)]);
+        let cost = all[0].cost;
+        assert!(cost.cpu >= Duration::from_millis(50), "{cost:?}");
+        assert!(cost.took >= Duration::from_millis(600), "{cost:?}");
+        assert!(cost.cpu < cost.took, "{cost:?}");
+    }
+
+    #[test]
+    fn a_job_waits_until_there_is_a_cpu_for_it() {
+        let waiting = [costing(9, 90), costing(8, 8), costing(7, 1)];
+        assert_eq!(next(&waiting, 0, 0.0, 2.0), Some(0));
+        assert_eq!(next(&waiting, 1, 1.0, 2.0), Some(0));
+        assert_eq!(next(&waiting, 2, 1.5, 2.0), Some(2));
+        assert_eq!(next(&waiting, 2, 2.0, 2.0), None);
+        // If nothing runs, anything fits.
+        assert_eq!(next(&waiting, 0, 3.0, 2.0), Some(0));
     }
 }

@@ -50,6 +50,12 @@ impl Skip {
         })
     }
 
+    /// Whether a test that has failed has done so for this alone: it lacks a program
+    /// (`twheel_tests::netns::tool`).
+    pub fn is_for_tool(&self) -> bool {
+        self.what.starts_with("there is no ")
+    }
+
     /// Reads the line of a skipped test, if it is one: its name, and the reason.
     pub fn ignored(line: &str) -> Option<Self> {
         let (test, what) = line.strip_prefix("test ")?.split_once(" ... ignored")?;

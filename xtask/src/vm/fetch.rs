@@ -33,6 +33,11 @@ pub fn fetch() -> Result<()> {
     Ok(())
 }
 
+/// Whether QEMU was unpacked before, so that it need not be installed.
+pub fn has_qemu() -> bool {
+    cache().is_ok_and(|cache| Qemu::is_unpacked(Arch::Amd64, &cache))
+}
+
 /// The chosen kernels, which are fetched if need be.
 pub fn kernels(archive: &Archive, wanted: &Selection<'_>, cache: &Path) -> Result<Vec<Kernel>> {
     let names = archive.names()?;

@@ -2,6 +2,7 @@
 
 mod arch;
 mod archive;
+mod changed;
 mod fetch;
 mod kernels;
 mod machine;
@@ -30,11 +31,12 @@ use self::{
     report::Outcome,
     script::Extent,
 };
-pub use self::{archive::mirror, fetch::fetch};
-use crate::{
-    cross, run, setup,
-    sh::{self, say},
+pub use self::{
+    archive::mirror,
+    changed::is_needed,
+    fetch::{fetch, has_qemu},
 };
+use crate::{binaries, cross, run, setup, sh::say};
 
 /// Packages of the arm64 machine.
 const USERLAND: [&str; 8] = [
@@ -58,12 +60,28 @@ pub struct Options {
     pub kernel: Option<String>,
     /// Only the kernels that each CI run boots, with fewer checks.
     pub ci: bool,
+    /// Only if something has changed that faces the kernel.
+    pub changed: bool,
     /// Only the checks of this name.
     pub check: Option<String>,
     /// Machines at a time.
     pub jobs: Option<usize>,
     /// Whole Debian systems, and the package in them.
     pub system: bool,
+}
+
+impl Options {
+    /// The whole matrix.
+    pub fn all() -> Self {
+        Self {
+            kernel: None,
+            ci: false,
+            changed: false,
+            check: None,
+            jobs: None,
+            system: false,
+        }
+    }
 }
 
 /// Boots each chosen kernel, and reports the outcome. Writes the table if all kernels were chosen.
@@ -74,6 +92,9 @@ pub fn test(options: &Options) -> Result<()> {
     );
     if options.system {
         return system::test();
+    }
+    if options.changed && !changed::is_needed()? {
+        return Ok(());
     }
     setup::vm()?;
     let cache = fetch::cache()?;
@@ -187,22 +208,22 @@ fn show_tail(name: &str, log: &Path) {
     }
 }
 
-/// Builds what machines of this machine's architecture run.
+/// What of the tests is built for the machines.
+pub fn selection() -> binaries::Selection {
+    binaries::Selection::Tests(script::binaries().map(str::to_owned).collect())
+}
+
+/// What machines of this machine's architecture run: what `cargo xtask test` has built.
 fn native(archive: &Archive, cache: &Path) -> Result<Programs> {
     let qemu = Qemu::new(archive, Arch::Amd64, cache)?;
-    let built = run::build(None)?;
-    let tests: Vec<_> = script::binaries().collect();
-    let mut cargo = sh::cargo();
-    // As `cargo xtask test` builds them.
-    cargo
-        .args(["test", "--quiet", "--workspace"])
-        .args(["--exclude", "twheel-ebpf"])
-        .envs(built.env());
+    setup::kafka()?;
+    let (built, compiled) = run::tests(&selection())?;
+    let test = |name: &'static str| Ok((name, compiled.test(name)?.to_owned()));
     Ok(Programs {
         arch: Arch::Amd64,
         qemu,
         userland: PathBuf::from("/"),
-        tests: cross::test_binaries(cargo, &tests)?,
+        tests: script::binaries().map(test).collect::<Result<_>>()?,
         twheel: built.twheel,
         object: built.objects.twheel,
     })

@@ -30,12 +30,9 @@ impl Qemu {
     /// Finds QEMU for an architecture, or installs it. If its package cannot be installed without
     /// removing others, unpacks it below `cache` with all that it depends on.
     pub fn new(archive: &Archive, arch: Arch, cache: &Path) -> Result<Self> {
-        let package = match arch {
-            Arch::Amd64 => "qemu-system-x86",
-            Arch::Arm64 => "qemu-system-arm",
-        };
+        let package = package(arch);
         let root = cache.join(package);
-        if root.exists() {
+        if Self::is_unpacked(arch, cache) {
             return Ok(Self { root: Some(root) });
         }
         if !sh::which(arch.qemu()).is_empty() {
@@ -50,6 +47,11 @@ impl Qemu {
         );
         archive.unpack_all(&[package], (Arch::Amd64, &this_suite()?), &root)?;
         Ok(Self { root: Some(root) })
+    }
+
+    /// Whether it was unpacked below `cache`: then it need not be installed.
+    pub fn is_unpacked(arch: Arch, cache: &Path) -> bool {
+        cache.join(package(arch)).exists()
     }
 
     /// Appends the program that emulates an architecture to a command.
@@ -69,5 +71,13 @@ impl Qemu {
         for firmware in FIRMWARE {
             command.arg("-L").arg(root.join(firmware));
         }
+    }
+}
+
+/// The Debian package that emulates an architecture.
+fn package(arch: Arch) -> &'static str {
+    match arch {
+        Arch::Amd64 => "qemu-system-x86",
+        Arch::Arm64 => "qemu-system-arm",
     }
 }

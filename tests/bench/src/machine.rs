@@ -54,7 +54,7 @@ fn caches() -> String {
 /// The commit that this was built from; changes to documents do not count.
 fn commit() -> String {
     let git = |arguments: &[&str]| {
-        let tree = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+        let tree = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
         let out = Command::new("git")
             .arg("-C")
             .arg(tree)

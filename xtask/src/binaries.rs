@@ -1,4 +1,5 @@
-//! The test binaries: cargo builds and names them, and each becomes a job.
+//! What cargo builds for the tests: test binaries and the programs that they run. Whatever else needs
+//! one of them takes it from here, so that each is built once.
 
 use std::{
     collections::BTreeSet,
@@ -9,10 +10,43 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::sh;
+use crate::{ebpf::Objects, sh};
 
-/// The directory of the package whose tests need root.
-const ROOT: &str = "tests";
+/// What is built for the host. Always all of the workspace is selected, with the same features, and
+/// only targets are left out: so a crate has the same features, and is built once, whoever needs it.
+pub const HOST: &str =
+    "--workspace --exclude twheel-ebpf --features twheel-bench/kafka,twheel-timers/tokio";
+/// The test with which cargo builds the programs `twheel` and `twheel-lab`: two packages have one of
+/// this name.
+pub const PROGRAMS: &str = "program";
+/// The directories of the packages whose tests need root.
+const ROOT: [&str; 2] = ["tests", "bench"];
+
+/// What to build.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Selection {
+    /// All tests.
+    All,
+    /// The programs, and the integration tests of these names.
+    Tests(Vec<String>),
+    /// The tests of one package alone, without the features of others.
+    Package(String),
+}
+
+impl Selection {
+    /// The arguments of cargo.
+    fn arguments(&self) -> Vec<&str> {
+        let mut arguments: Vec<_> = match self {
+            Self::Package(package) => vec!["--package", package],
+            _ => HOST.split(' ').collect(),
+        };
+        if let Self::Tests(names) = self {
+            arguments.extend(["--test", PROGRAMS]);
+            arguments.extend(names.iter().flat_map(|name| ["--test", name.as_str()]));
+        }
+        arguments
+    }
+}
 
 /// A program that tests run, built with them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,20 +109,8 @@ impl Binary {
 
     /// Whether its tests need root.
     pub fn needs_root(&self) -> bool {
-        Path::new(&self.name).starts_with(ROOT)
-    }
-
-    /// The command that runs it.
-    pub fn command(&self) -> Command {
-        let mut command = if self.needs_root() && !sh::is_root() {
-            let mut sudo = Command::new("sudo");
-            sudo.arg("-E").arg(&self.executable);
-            sudo
-        } else {
-            Command::new(&self.executable)
-        };
-        command.current_dir(&self.package);
-        command
+        ROOT.iter()
+            .any(|root| Path::new(&self.name).starts_with(root))
     }
 }
 
@@ -100,8 +122,38 @@ pub struct Compiled {
     pub programs: Vec<Program>,
 }
 
-/// Lets cargo build the test binaries that the command asks for, and returns them.
-pub fn build(cargo: &mut Command) -> Result<Compiled> {
+impl Compiled {
+    /// The path of a program.
+    pub fn program(&self, name: &str) -> Result<&Path> {
+        let program = self.programs.iter().find(|it| it.name == name);
+        let program = program.with_context(|| format!("cargo has built no {name}"))?;
+        Ok(&program.executable)
+    }
+
+    /// The path of a test binary of twheel-tests.
+    pub fn test(&self, name: &str) -> Result<&Path> {
+        let binary = self
+            .binaries
+            .iter()
+            .find(|it| it.name.strip_prefix("tests/") == Some(name));
+        let binary = binary.with_context(|| format!("cargo has built no test {name}"))?;
+        Ok(&binary.executable)
+    }
+}
+
+/// A cargo command for what is selected, around these objects.
+pub fn cargo(command: &str, selection: &Selection, objects: &Objects) -> Command {
+    let mut cargo = sh::cargo();
+    cargo
+        .envs(objects.build_env())
+        .arg(command)
+        .args(selection.arguments());
+    cargo
+}
+
+/// Lets cargo build test binaries and programs, and returns them.
+pub fn build(selection: &Selection, objects: &Objects) -> Result<Compiled> {
+    let mut cargo = cargo("test", selection, objects);
     cargo.args(["--no-run", "--message-format=json-render-diagnostics"]);
     let output = cargo
         .stderr(Stdio::inherit())
@@ -120,7 +172,7 @@ pub fn build(cargo: &mut Command) -> Result<Compiled> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Binary, Program};
+    use super::{Binary, Program, Selection};
 
     const MESSAGE: &str = r#"{"reason":"compiler-artifact","manifest_path":"/w/tests/Cargo.toml",
         "target":{"kind":["test"],"name":"reap"},"profile":{"test":true},"executable":"/w/target/reap-1"}"#;
@@ -156,5 +208,15 @@ mod tests {
         );
         let program = Program::read(&program.replace("[\"test\"]", "[\"bin\"]")).unwrap();
         assert_eq!(program.name, "reap");
+    }
+
+    #[test]
+    fn one_test_is_built_with_the_features_of_all() {
+        let all = Selection::All.arguments();
+        let one = Selection::Tests(vec!["reap".to_owned()]);
+        assert_eq!(
+            one.arguments(),
+            [&all[..], &["--test", "program", "--test", "reap"]].concat()
+        );
     }
 }

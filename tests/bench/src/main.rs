@@ -189,7 +189,7 @@ fn run(cli: &Cli) -> Result<()> {
         !cfg!(debug_assertions) || cli.json || cli.out.is_some(),
         "a debug build has no figures for docs/bench: run `cargo xtask bench`, or give --out"
     );
-    let docs = || concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/bench").into();
+    let docs = || concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/bench").into();
     let out = cli.out.clone().unwrap_or_else(docs);
     let mut report = Report::new(cli.json, out)?;
     match &cli.bench {

@@ -445,7 +445,7 @@ impl Lab {
     pub fn flush(&self) -> Result<()> {
         let mut command = self.lanes[CONNTRACK]
             .gateway
-            .command(netns::program("conntrack"))?;
+            .command(netns::tool("conntrack")?)?;
         command.arg("-F");
         let ended = once(command)?;
         ensure!(ended.code() == Some(0), "conntrack -F: {}", ended.stderr);

@@ -23,7 +23,7 @@ use twheel::{data_plane, inspect::Reader, progress};
 use twheel_common::counter::Counter;
 use twheel_tests::{
     directory::Directory,
-    netns::{Namespace, PATIENCE, program},
+    netns::{Namespace, PATIENCE, program, tool},
     pair::{CLIENT, SERVER},
     plane::{ACK, SYN, frame},
     running::Twheel,
@@ -131,7 +131,7 @@ impl Drop for Softflowd {
 
 /// The `softflowd` command, without what it captures from.
 fn exporter(host: &Namespace, directory: &Directory) -> Result<Command> {
-    let mut command = host.command(program("softflowd"))?;
+    let mut command = host.command(tool("softflowd")?)?;
     command
         .args(["-d", "-v", "9", "-m", MAX_FLOWS, "-n", COLLECTOR])
         .args(["-p", &directory.file("pid")])
@@ -214,14 +214,9 @@ impl Lab {
         let before = (cpu_time(softirq)?, watched()?, children_time()?);
         let mut command = self.sender.command("taskset")?;
         command
-            .args([
-                "-c",
-                &CPU.to_string(),
-                "tcpreplay",
-                "--topspeed",
-                "-K",
-                "-q",
-            ])
+            .args(["-c", &CPU.to_string()])
+            .arg(tool("tcpreplay")?)
+            .args(["--topspeed", "-K", "-q"])
             .args(["-i", CLIENT, &self.directory.file("capture")]);
         let output = run(command)?;
         let sender = children_time()? - before.2 + (cpu_time(softirq)? - before.0);
