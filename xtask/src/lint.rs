@@ -20,11 +20,12 @@ const MOST_LINES: usize = 600;
 const TABLES: &[(&str, &str)] = &[];
 
 /// The cargo commands of the lints. Clippy uses clippy.toml, which limits the parameters of a
-/// function.
-pub fn commands() -> Vec<Command> {
+/// function. Not quiet: cargo says what it works on.
+pub fn commands(is_quiet: bool) -> Vec<Command> {
     let cargo = |args: &str| {
         let mut cargo = sh::cargo();
         cargo
+            .args(is_quiet.then_some("--quiet"))
             .args(args.split(' '))
             .env("RUSTDOCFLAGS", "-Dwarnings");
         cargo
@@ -53,7 +54,7 @@ pub fn lint() -> Result<()> {
     sources()?;
     dashboards::check()?;
     sh::run(sh::cargo().args(["fmt", "--all", "--check"]))?;
-    let commands = commands();
+    let commands = commands(true);
     let needs_compiler = |command: &Command| command.get_args().any(|it| it == "--workspace");
     let mut is_set_up = false;
     for mut command in commands {
@@ -61,7 +62,7 @@ pub fn lint() -> Result<()> {
             setup::kafka()?;
             is_set_up = true;
         }
-        sh::run(command.arg("--quiet"))?;
+        sh::run(&mut command)?;
     }
     oldest_rust()
 }

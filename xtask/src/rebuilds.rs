@@ -35,7 +35,7 @@ pub fn check() -> Result<()> {
     plain.args(binaries::HOST.split(' '));
     ways.push(("cargo test", plain));
     ways.extend(
-        lint::commands()
+        lint::commands(false)
             .into_iter()
             .map(|it| ("cargo xtask lint", it)),
     );
