@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::sh;
+use crate::sh::{self, say};
 
 /// The variable that names the commit to compare with.
 const VARIABLE: &str = "TWHEEL_BASE";
@@ -23,7 +23,7 @@ const MAIN: [&str; 2] = ["refs/remotes/origin/main", "refs/heads/main"];
 /// before it.
 const LANDING: i64 = 12 * 60 * 60;
 /// What the loom models in `twheel-common/tests` are built from.
-const LOOM: [&str; 2] = ["twheel-common", "Cargo.lock"];
+const LOOM: [&str; 3] = ["twheel-common", "Cargo.lock", "Cargo.toml"];
 
 /// The commit that a landing is compared with.
 pub struct Base {
@@ -43,24 +43,26 @@ pub struct Changed {
 impl Base {
     /// `TWHEEL_BASE`; else, on a branch, where it left the main branch; else, on the main branch,
     /// the newest commit that was there before this landing began.
-    ///
-    /// Fails if `TWHEEL_BASE` names no commit.
-    pub fn find() -> Result<Self> {
+    pub fn find() -> Self {
         Self::of(sh::workspace(), env::var(VARIABLE).ok().as_deref())
     }
 
-    fn of(tree: &Path, given: Option<&str>) -> Result<Self> {
+    fn of(tree: &Path, given: Option<&str>) -> Self {
         let git = Git(tree.to_owned());
         let commit = match given.map(str::trim).filter(|it| !it.is_empty()) {
             // How GitHub names the commit before the first one.
             Some(given) if given.bytes().all(|digit| digit == b'0') => None,
             Some(given) => match git.commit(given) {
                 Some(commit) => Some((commit, format!("{VARIABLE}={given}"))),
-                None => bail!("{VARIABLE} names no commit of this repository: {given}"),
+                // As after a forced push: then everything counts as changed.
+                None => {
+                    say!("{VARIABLE} names no commit of this repository: {given}.");
+                    None
+                }
             },
             None => git.base(),
         };
-        Ok(Self { git, commit })
+        Self { git, commit }
     }
 
     /// What has changed since.
@@ -281,12 +283,12 @@ mod tests {
         }
 
         fn base(&self, given: Option<&str>) -> Option<String> {
-            let base = Base::of(self.tree(), given).unwrap();
+            let base = Base::of(self.tree(), given);
             base.commit.map(|(commit, _)| commit)
         }
 
         fn changed(&self) -> Changed {
-            Base::of(self.tree(), None).unwrap().changed()
+            Base::of(self.tree(), None).changed()
         }
     }
 
@@ -341,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_given_base_counts_and_must_exist() {
+    fn a_given_base_counts_if_it_exists() {
         let repository = Repository::new("given");
         let first = repository.commit("a", 0);
         repository.commit("b", 100);
@@ -350,9 +352,8 @@ mod tests {
         assert_eq!(repository.base(Some(&first)), Some(first.clone()));
         assert_eq!(repository.base(Some("")), Some(first));
         assert_eq!(repository.base(Some(&"0".repeat(40))), None);
-        let error = Base::of(repository.tree(), Some("nothing")).err().unwrap();
-        assert!(error.to_string().contains("TWHEEL_BASE"), "{error}");
-        assert!(Base::of(repository.tree(), Some("--help")).is_err());
+        assert_eq!(repository.base(Some("nothing")), None);
+        assert_eq!(repository.base(Some("--help")), None);
     }
 
     #[test]
@@ -395,7 +396,7 @@ mod tests {
     fn what_is_unknown_counts_as_changed() {
         let directory = std::env::temp_dir().join(format!("twheel-base-none-{}", process::id()));
         fs::create_dir_all(&directory).unwrap();
-        let changed = Base::of(&directory, None).unwrap().changed();
+        let changed = Base::of(&directory, None).changed();
         assert!(!changed.is_known() && changed.touches(&["anything"]) && changed.touches(&[]));
         assert!(changed.diff(&["src"]).is_err());
         assert_eq!(changed.why(), "there is no commit to compare with");
@@ -404,7 +405,7 @@ mod tests {
         let repository = Repository::new("outer");
         repository.commit("inner/file", 0);
         repository.commit("inner/file", 100);
-        let inner = Base::of(&repository.tree().join("inner"), None).unwrap();
+        let inner = Base::of(&repository.tree().join("inner"), None);
         assert!(!inner.changed().is_known());
     }
 
@@ -417,7 +418,7 @@ mod tests {
         let from = format!("file://{}", repository.tree().display());
         let to = clone.display().to_string();
         repository.git(&["clone", "--quiet", "--depth=1", &from, &to]);
-        let changed = Base::of(&clone, None).unwrap().changed();
+        let changed = Base::of(&clone, None).changed();
         assert!(!changed.is_known());
         fs::remove_dir_all(&clone).unwrap();
     }

@@ -54,13 +54,7 @@ impl Tool {
             tools.display(),
             self.usually
         );
-        let mut cargo = sh::cargo();
-        cargo.args(["install", self.name, "--quiet", "--locked", "--force"]);
-        sh::run(
-            cargo
-                .args(["--version", self.version, "--root"])
-                .arg(&tools),
-        )?;
+        toolchain::build_tool(self.name, self.version, |_| {})?;
         Ok(path)
     }
 }

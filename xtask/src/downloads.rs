@@ -77,7 +77,7 @@ pub fn landing() -> Result<()> {
     }
     // Beside one another: each waits for another server.
     let downloads = start();
-    let machines = thread::spawn(|| match vm::is_needed()? {
+    let machines = thread::spawn(|| match vm::is_needed() {
         true => vm::fetch(),
         false => Ok(()),
     });

@@ -39,7 +39,14 @@ const COVERAGE: [&str; 7] = [
 const ADDRESSES: &str = "-Zsanitizer=address";
 
 /// What the fuzz target is built from.
-const PARTS: [&str; 3] = ["twheel-common", "fuzz", "Cargo.lock"];
+const PARTS: [&str; 6] = [
+    "twheel-common",
+    "fuzz",
+    "Cargo.lock",
+    "Cargo.toml",
+    "xtask/src/fuzz.rs",
+    "xtask/src/test/smoke.rs",
+];
 
 /// Whether the fuzz target may have changed; if not, it need not run again.
 pub fn is_touched(changed: &Changed) -> bool {

@@ -26,6 +26,8 @@ const CARGO_MUTANTS: &str = "27.1.0";
 const LIST: &str = "twheel-common/mutants.toml";
 /// The directory of the files.
 const SOURCES: &str = "twheel-common/src";
+/// The directory of the tests.
+const TESTS: &str = "twheel-common/tests";
 /// At least this percentage of the viable mutants must be caught.
 const LEAST: usize = 95;
 /// At most so many mutants of changed lines are tried: four minutes on one core.
@@ -136,14 +138,14 @@ type Mutants = BTreeMap<String, BTreeMap<String, Mutant>>;
 pub fn mutants(files: &[String], only_changed: bool) -> Result<()> {
     let chosen = chosen(files)?;
     let changed = match only_changed {
-        true => Some(Base::find()?.changed()),
+        true => Some(Base::find().changed()),
         false => None,
     };
     if let Some(changed) = &changed
-        && !changed.touches(&[SOURCES])
+        && !changed.touches(&[SOURCES, TESTS, LIST, "xtask/src/mutants.rs"])
     {
         say!(
-            "No mutants to try: {SOURCES} did not change ({}).",
+            "No mutants to try: neither {SOURCES} nor its tests changed ({}).",
             changed.why()
         );
         return Ok(());
@@ -266,6 +268,10 @@ impl Tool {
     fn some(&self, files: &[String], all: Mutants, changed: &Changed) -> Result<Mutants> {
         if !changed.is_known() {
             say!("Which lines changed is unknown: {}.", changed.why());
+            return Ok(evenly(all, IN_DOUBT));
+        }
+        if !changed.touches(&[SOURCES]) {
+            say!("The tests changed, not the lines ({}).", changed.why());
             return Ok(evenly(all, IN_DOUBT));
         }
         let diff = sh::target("mutants/changed.diff");
@@ -508,14 +514,7 @@ fn cargo_mutants() -> Result<PathBuf> {
         "Building cargo-mutants {CARGO_MUTANTS} into {}; this usually takes 90 s.",
         tools.display()
     );
-    let args = "install cargo-mutants --quiet --locked --force --version";
-    let mut cargo = sh::cargo();
-    sh::run(
-        cargo
-            .args(args.split(' '))
-            .args([CARGO_MUTANTS, "--root"])
-            .arg(&tools),
-    )?;
+    toolchain::build_tool("cargo-mutants", CARGO_MUTANTS, |_| {})?;
     Ok(cached)
 }
 

@@ -31,6 +31,7 @@ pub fn check() -> Result<()> {
     }
     let mut plain = Command::new("cargo");
     plain.current_dir(sh::workspace());
+    sh::forget_xtask(&mut plain);
     plain.args(["test", "--no-run"]);
     plain.args(binaries::HOST.split(' '));
     ways.push(("cargo test", plain));

@@ -21,7 +21,7 @@ use twheel_tests::{
 };
 
 use crate::{
-    DATA, Lab, about, busy, millis,
+    DATA, Lab, about, millis,
     raw::{Raw, nobodys},
     rights::{self, NOBODY, Other, Who},
     start,
@@ -334,7 +334,6 @@ impl Good<'_> {
 
 #[test]
 fn mutated_packets_harm_no_other_program() -> Result<()> {
-    let _busy = busy();
     let seconds = std::env::var("TWHEEL_STRESS_SECONDS");
     let default = if twheel_tests::is_long() { 600 } else { 4 };
     let seconds = seconds.map_or(Ok(default), |seconds| seconds.parse())?;

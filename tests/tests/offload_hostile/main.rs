@@ -18,7 +18,6 @@ use std::{
     collections::BTreeSet,
     os::fd::{AsFd, BorrowedFd},
     path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -47,13 +46,6 @@ const DATA: u8 = life::DATA_IN | life::DATA_OUT;
 const LATE: Duration = Duration::from_millis(40 + 160);
 /// User and group of nobody.
 const NOBODY: u32 = 65534;
-
-/// Held by tests that keep all CPUs busy, or measure how long something takes.
-static BUSY: Mutex<()> = Mutex::new(());
-
-fn busy() -> MutexGuard<'static, ()> {
-    BUSY.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn millis(number: u64) -> Duration {
     Duration::from_millis(number)

@@ -10,7 +10,7 @@ use twheel_client::protocol::{self, BATCH, Kind, Op, Request};
 use twheel_tests::{netns::PATIENCE, pair::SERVER};
 
 use crate::{
-    DATA, Lab, about, busy, millis,
+    DATA, Lab, about, millis,
     raw::{Raw, framed},
     rights::{self, NOBODY, Other},
     start,
@@ -54,7 +54,6 @@ fn answers(raw: &Raw, within: Duration) -> Result<(u32, Duration)> {
 #[test]
 fn a_million_of_one_program_are_held_and_freed() -> Result<()> {
     // One side's packets make a flow established: those that the test makes are of one side.
-    let _busy = busy();
     let (most, limit) = ((MANY * 2).to_string(), MANY.to_string());
     let args = [
         "--egress",

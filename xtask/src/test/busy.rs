@@ -3,9 +3,10 @@
 use std::{
     process::{Child, Command, Stdio},
     thread,
+    time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 /// Busy loops, which end when this is dropped, and with this process.
 pub struct Loops(Vec<Child>);
@@ -26,6 +27,11 @@ impl Loops {
         let mut loops = Self(Vec::new());
         for cpu in 0..cpus {
             loops.0.push(start(cpu)?);
+        }
+        thread::sleep(Duration::from_millis(200));
+        for (cpu, child) in loops.0.iter_mut().enumerate() {
+            let ended = child.try_wait().context("cannot look at a busy loop")?;
+            ensure!(ended.is_none(), "the busy loop on CPU {cpu} has ended");
         }
         Ok(loops)
     }

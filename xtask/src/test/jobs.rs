@@ -5,6 +5,7 @@ use std::{
     fs::{self, File},
     io,
     os::unix::process::ExitStatusExt,
+    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
     sync::mpsc,
@@ -12,17 +13,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use twheel_holdup::Watch;
+
+use super::report;
 
 /// What may run beside a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Company {
     /// Any job.
     Any,
-    /// Any job, though it measures time. Its processes get the CPUs before those of others. If it
-    /// fails beside others, it runs again alone, and only that counts.
+    /// Any job. Its processes get the CPUs before those of others, as it allows for little delay.
+    Quiet,
+    /// The same; but it has bounds on time that others may make it miss. If it fails beside others,
+    /// it runs again as [`TimedAlone`](Self::TimedAlone), and only that counts.
     Timed,
+    /// Nothing, and if it fails while the host holds a CPU up, it runs again.
+    TimedAlone,
     /// Nothing.
     Alone,
 }
@@ -94,6 +101,19 @@ pub struct Ended {
 }
 
 impl Ended {
+    /// A job whose check has panicked.
+    fn panicked(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            cost: Cost::default(),
+            status: Err(anyhow!("{name}: what runs it has panicked: see above")),
+            stdout: String::new(),
+            stderr: String::new(),
+            proven: None,
+            before: Vec::new(),
+        }
+    }
+
     /// Whether it succeeded.
     pub fn is_success(&self) -> bool {
         self.status.as_ref().is_ok_and(ExitStatus::success) && !matches!(self.proven, Some(Err(_)))
@@ -132,12 +152,20 @@ const LOOKS: usize = 30;
 
 /// Runs jobs: first those that bear company, those first that take longest; then, one by one, those
 /// that run alone, and the timed ones that have failed in company. Passes on each job as soon as it
-/// has ended for good. The jobs' output is kept in files below `directory`.
-pub fn run(jobs: Vec<Job>, cpus: usize, directory: &Path, mut ended: impl FnMut(Ended)) {
+/// has ended for good. The jobs' output is kept in files below `directory`. Returns how long it took:
+/// beside one another, alone, and again.
+pub fn run(
+    jobs: Vec<Job>,
+    cpus: usize,
+    directory: &Path,
+    mut ended: impl FnMut(Ended),
+) -> [Duration; 3] {
     let (mut alone, mut waiting): (Vec<_>, Vec<_>) = jobs
         .into_iter()
-        .partition(|job| job.company == Company::Alone);
+        .partition(|job| matches!(job.company, Company::Alone | Company::TimedAlone));
     waiting.sort_by_key(|job| std::cmp::Reverse(job.cost.took));
+    let mut phases = [Duration::ZERO; 3];
+    let begun = Instant::now();
     let (mut running, mut load) = (0, 0.0);
     let mut again = Vec::new();
     let (sender, receiver) = mpsc::channel::<(Job, Ended)>();
@@ -151,7 +179,9 @@ pub fn run(jobs: Vec<Job>, cpus: usize, directory: &Path, mut ended: impl FnMut(
                 load += job.cost.weight();
                 let sender = sender.clone();
                 scope.spawn(move || {
-                    let ended = attempt(&mut job, directory);
+                    let checked = AssertUnwindSafe(|| attempt(&mut job, directory));
+                    let ended =
+                        catch_unwind(checked).unwrap_or_else(|_| Ended::panicked(&job.name));
                     // Fails only if the receiver is gone, and then nobody needs the result.
                     let _ = sender.send((job, ended));
                 });
@@ -164,21 +194,27 @@ pub fn run(jobs: Vec<Job>, cpus: usize, directory: &Path, mut ended: impl FnMut(
             };
             running -= 1;
             load -= job.cost.weight();
-            if job.company == Company::Timed && !this.is_success() {
+            if job.company == Company::Timed && !this.is_success() && !report::lacks_tool(&this) {
                 again.push((job, this));
             } else {
                 ended(this);
             }
         }
     });
+    phases[0] = begun.elapsed();
+    let begun = Instant::now();
     alone.sort_by_key(|job| std::cmp::Reverse(job.cost.took));
     for job in alone {
         ended(run_alone(job, Vec::new(), directory));
     }
+    phases[1] = begun.elapsed();
+    let begun = Instant::now();
     for (job, failed) in again {
         let failed = Attempt::of(&failed, Why::Company);
         ended(run_alone(job, vec![failed], directory));
     }
+    phases[2] = begun.elapsed();
+    phases
 }
 
 /// The first of the waiting jobs that fits beside those that run, if any does.
@@ -187,14 +223,14 @@ fn next(waiting: &[Job], running: usize, load: f64, most: f64) -> Option<usize> 
     waiting.iter().position(fits)
 }
 
-/// Runs a job beside which nothing runs. If it measures time and fails while the host holds a CPU
+/// Runs a job beside which nothing runs. If it has bounds on time and fails while the host holds a CPU
 /// up, it runs again.
 fn run_alone(mut job: Job, mut before: Vec<Attempt>, directory: &Path) -> Ended {
     for _ in 0..AGAIN {
         let watch = Watch::start();
         let ended = attempt(&mut job, directory);
         let held_up = watch.stop();
-        if ended.is_success() || held_up <= HELD_UP {
+        if ended.is_success() || job.company == Company::Alone || held_up <= HELD_UP {
             return Ended { before, ..ended };
         }
         before.push(Attempt::of(&ended, Why::HeldUp(held_up)));
@@ -331,7 +367,7 @@ mod tests {
         let directory = temporary(test);
         fs::create_dir_all(&directory).unwrap();
         let mut all = Vec::new();
-        run(jobs, 2, &directory, |ended| all.push(ended));
+        let _ = run(jobs, 2, &directory, |ended| all.push(ended));
         fs::remove_dir_all(&directory).unwrap();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
@@ -360,13 +396,21 @@ mod tests {
             directory.to_str().unwrap()
         );
         let shared = format!("sleep 0.1; test ! -e {}", directory.to_str().unwrap());
-        let kinds = [Company::Any, Company::Timed, Company::Alone];
-        let jobs = (0..6).map(|n| match kinds[n % 3] {
-            Company::Alone => job(&n.to_string(), Company::Alone, &exclusive),
+        let kinds = [
+            Company::Any,
+            Company::Quiet,
+            Company::Timed,
+            Company::TimedAlone,
+            Company::Alone,
+        ];
+        let jobs = (0..10).map(|n| match kinds[n % 5] {
+            alone @ (Company::Alone | Company::TimedAlone) => {
+                job(&n.to_string(), alone, &exclusive)
+            }
             other => job(&n.to_string(), other, &shared),
         });
         let all = run_all("alone-output", jobs.collect());
-        assert_eq!(all.len(), 6);
+        assert_eq!(all.len(), 10);
         for ended in all {
             assert!(ended.is_success(), "{}: {}", ended.name, ended.stderr);
         }
@@ -416,10 +460,12 @@ mod tests {
             (attempt.why, attempt.output.as_str()),
             (Why::Company, "says so\n")
         );
-        // One that measures no time has failed.
-        let all = run_all("again-any", vec![flaky(Company::Any)]);
-        fs::remove_dir(&marker).unwrap();
-        assert!(!all[0].is_success() && all[0].before.is_empty());
+        // One that has no bounds on time has failed.
+        for company in [Company::Any, Company::Quiet, Company::Alone] {
+            let all = run_all("again-any", vec![flaky(company)]);
+            fs::remove_dir(&marker).unwrap();
+            assert!(!all[0].is_success() && all[0].before.is_empty());
+        }
         // And so has one that fails alone, too.
         let all = run_all(
             "again-fails",

@@ -10,7 +10,7 @@ mod times;
 
 use std::{fs, process::exit, thread};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use self::{
@@ -29,8 +29,28 @@ use crate::{
     vm,
 };
 
+/// The parts in which jobs run.
+const PHASES: [&str; 3] = [
+    "tests beside one another",
+    "tests alone",
+    "tests that failed in company, alone",
+];
 /// The test binary with a test of each bench.
 const BENCHES: &str = "bench/benches";
+/// The packages whose tests run programs of others.
+const WITH_PROGRAMS: [&str; 2] = ["twheel-tests", "twheel-bench"];
+/// The test that runs an example of another package, too.
+const WITH_EXAMPLES: &str = "offload_programs";
+/// The tests that need tools which are downloaded.
+const WITH_TOOLS: [&str; 7] = [
+    "benches",
+    "clickhouse",
+    "dashboards",
+    "fleet",
+    "fleet_lab",
+    "kafka",
+    "kubernetes",
+];
 /// The test binaries with models, which loom checks.
 const MODELS: [&str; 4] = [
     "twheel-common/inbox_model",
@@ -63,6 +83,9 @@ pub struct Options {
     /// unless tests are chosen, all mutants and all kernels
     #[arg(long)]
     long: bool,
+    /// With --long: no mutants and no kernels, which have commands of their own
+    #[arg(long, requires = "long")]
+    only_tests: bool,
     /// Beside a busy loop on each CPU
     #[arg(long)]
     busy: bool,
@@ -77,17 +100,28 @@ impl Options {
         self.tests.is_empty() && self.package.is_none() && !self.faults && self.args.is_empty()
     }
 
-    fn selection(&self) -> Selection {
-        if let Some(package) = &self.package {
+    fn selection(&self) -> Result<Selection> {
+        Ok(if let Some(package) = &self.package {
+            ensure!(
+                !WITH_PROGRAMS.contains(&package.as_str()),
+                "the tests of {package} run other programs: choose some with --test"
+            );
             Selection::Package(package.clone())
         } else if self.faults {
             let names = ["faults_*", "concurrency", "packet"];
             Selection::Tests(names.map(str::to_owned).into())
-        } else if !self.tests.is_empty() {
-            Selection::Tests(self.tests.clone())
-        } else {
+        } else if self.tests.is_empty() || self.tests.iter().any(|it| it == WITH_EXAMPLES) {
             Selection::All
-        }
+        } else {
+            Selection::Tests(self.tests.clone())
+        })
+    }
+
+    /// Whether the tests need the tools that are downloaded.
+    fn needs_tools(&self) -> bool {
+        let chosen = |name: &&str| self.tests.iter().any(|it| it == name);
+        let is_any = self.tests.is_empty() && self.package.is_none() && !self.faults;
+        is_any || WITH_TOOLS.iter().any(chosen)
     }
 
     /// Whether the tests of a binary are chosen. Others are built only for the programs beside them.
@@ -96,7 +130,12 @@ impl Options {
             FAULTS.iter().any(|it| binary.name.starts_with(it))
         } else {
             let name = binary.name.rsplit('/').next().unwrap_or_default();
-            self.tests.is_empty() || self.tests.iter().any(|it| it == name)
+            // As cargo has it, but for patterns other than a star at the end.
+            let is = |chosen: &String| match chosen.strip_suffix('*') {
+                Some(start) => name.starts_with(start),
+                None => name == chosen,
+            };
+            self.tests.is_empty() || self.tests.iter().any(is)
         }
     }
 }
@@ -104,10 +143,17 @@ impl Options {
 /// Builds the tests, runs them, many at a time, and counts.
 pub fn test(options: &Options) -> Result<()> {
     let mut parts = Parts::begin();
-    let missing = setup::tests()?;
-    let downloads = downloads::start();
+    let missing = match options.selection()? {
+        // Its tests run nothing but themselves.
+        Selection::Package(_) => {
+            setup::kafka()?;
+            Vec::new()
+        }
+        _ => setup::tests()?,
+    };
+    let downloads = options.needs_tools().then(downloads::start);
     parts.end("set-up");
-    let (mut built, mut compiled) = run::tests(&options.selection())?;
+    let (mut built, mut compiled) = run::tests(&options.selection()?)?;
     if options.long {
         // Only the program: the rest of a release build would measure, for hours.
         built.twheel = run::release_whole(&["twheel"])?.twheel;
@@ -115,14 +161,16 @@ pub fn test(options: &Options) -> Result<()> {
     let times = Times::load();
     let mut report = Report::new(!options.is_all());
     report.miss(&missing);
-    let left_out = options.left_out()?;
+    let left_out = options.left_out();
     let fuzzer =
         (options.is_all() && !left_out.fuzzer).then(|| smoke::fuzzer(options.long, &times));
     parts.end("build");
-    let tools = downloads.wait();
-    built.fleet_tools = tools.fleet_tools;
-    built.kubernetes_tools = tools.kubernetes_tools;
-    built.prometheus = tools.prometheus;
+    if let Some(downloads) = downloads {
+        let tools = downloads.wait();
+        built.fleet_tools = tools.fleet_tools;
+        built.kubernetes_tools = tools.kubernetes_tools;
+        built.prometheus = tools.prometheus;
+    }
     parts.end("downloads that took longer than the build");
     let is_run = |binary: &Binary| !left_out.models || !MODELS.contains(&binary.name.as_str());
     compiled.binaries.retain(is_run);
@@ -142,9 +190,17 @@ pub fn test(options: &Options) -> Result<()> {
         jobs.len(),
         directory.display()
     );
-    jobs::run(jobs, cpus, &directory, |ended| report.add(ended));
+    if jobs.is_empty() {
+        report
+            .bad
+            .push("no test is chosen: is the name right?".to_owned());
+    }
+    let phases =
+        report.watch(|report| jobs::run(jobs, cpus, &directory, |ended| report.add(ended)));
     drop(loops);
-    parts.end("tests");
+    for (phase, took) in PHASES.into_iter().zip(phases) {
+        parts.add(phase, took);
+    }
     if options.long {
         options.go_on(&mut report);
         parts.end("libFuzzer, mutants, kernels");
@@ -152,10 +208,12 @@ pub fn test(options: &Options) -> Result<()> {
     if sh::is_ci() {
         report.bound_skips();
     }
-    if !options.long && !options.busy {
+    // Of a few tests alone, or beside others, times would be of no use.
+    let is_usual = options.is_all() && !options.long && !options.busy;
+    if is_usual {
         times.save(report.costs());
     }
-    if !report.close(&parts) {
+    if !report.close(&parts, is_usual) {
         // Not an error to print: the count must be the last line.
         exit(1);
     }
@@ -172,14 +230,14 @@ struct LeftOut {
 
 impl Options {
     /// What is left out of these tests, which is said.
-    fn left_out(&self) -> Result<LeftOut> {
+    fn left_out(&self) -> LeftOut {
         if self.long || !self.is_all() {
-            return Ok(LeftOut {
+            return LeftOut {
                 fuzzer: false,
                 models: false,
-            });
+            };
         }
-        let changed = Base::find()?.changed();
+        let changed = Base::find().changed();
         let left_out = LeftOut {
             fuzzer: !fuzz::is_touched(&changed),
             models: !loom_is_touched(&changed),
@@ -193,7 +251,7 @@ impl Options {
                 say!("Leaving out {what}: nothing that it is made of has changed ({why}).");
             }
         }
-        Ok(left_out)
+        left_out
     }
 
     fn jobs(
@@ -221,8 +279,7 @@ impl Options {
         for binary in compiled.binaries.iter().filter(|it| self.has(it)) {
             let wanted = (binary.name == BENCHES && self.is_all() && !self.long).then(in_turn);
             add(match wanted {
-                Some(Err(error)) => Err(error),
-                Some(Ok(turn)) => plan.jobs(binary, |tests| turn(tests)),
+                Some(turn) => plan.jobs(binary, turn),
                 None => plan.jobs(binary, <[String]>::to_vec),
             });
         }
@@ -255,18 +312,20 @@ impl Options {
                 fuzz::fuzz(false, &LONG_FUZZ.map(str::to_owned)),
             );
         }
-        if self.is_all() {
+        if self.is_all() && !self.only_tests {
             report.add_result("mutants", mutants::mutants(&[], false));
             report.add_result("kernels", vm::test(&vm::Options::all()));
         }
     }
 }
 
-/// Chooses the tests of the benches whose turn it is: another three with each commit.
-fn in_turn() -> Result<impl Fn(&[String]) -> Vec<String>> {
-    let count = sh::output(sh::git().args(["rev-list", "--count", "HEAD"]))?;
-    let count = count.trim().parse().context("git does not count commits")?;
-    Ok(move |tests: &[String]| {
+/// Chooses the tests of the benches whose turn it is: another three with each commit. Without git, as
+/// in an archive of the sources, always the same.
+fn in_turn() -> impl Fn(&[String]) -> Vec<String> {
+    let count = sh::output(sh::git().args(["rev-list", "--count", "HEAD"]));
+    let count = count.ok().and_then(|it| it.trim().parse().ok());
+    let count = count.unwrap_or_default();
+    move |tests: &[String]| {
         // Not a bench.
         let (mut chosen, benches): (Vec<_>, Vec<_>) = tests
             .iter()
@@ -274,5 +333,5 @@ fn in_turn() -> Result<impl Fn(&[String]) -> Vec<String>> {
             .partition(|it| it == "a_page_without_figures_fails");
         chosen.extend(plan::in_turn(&benches, count));
         chosen
-    })
+    }
 }

@@ -19,59 +19,132 @@ use crate::{binaries::Binary, sh};
 /// applies to the named tests of a binary; or, if it names none, to all tests that no other entry
 /// names. A name that ends with `::` is a module. All other tests wait for up to a minute for what they
 /// expect, or have virtual time. A test has namespaces, pins and files of its own.
-const COMPANY: [(&str, &[&str], Company); 22] = [
+const COMPANY: [(&str, &[&str], Company); 35] = [
     // Both CPUs must work on the same flows at the same time: a million state changes.
-    ("tests/concurrency", &[], Company::Alone),
+    ("tests/concurrency", &["stress::"], Company::Alone),
+    // Lateness to 100 ms.
+    ("tests/concurrency", &[], Company::TimedAlone),
     // A flood from both CPUs, of which no packet may be lost before twheel sees it.
-    ("tests/faults_flood", &[], Company::Timed),
-    // Timers of milliseconds.
-    ("tests/rto", &[], Company::Timed),
-    // A scrape within 2 ms; no wake-up; ratios; each flow within 250 ms.
-    ("tests/metrics", &["waiting::", "numbers::"], Company::Timed),
+    ("tests/faults_flood", &[], Company::Alone),
+    // The share of a CPU that `top` uses: who waits for the CPU uses less.
+    (
+        "tests/top",
+        &["a_million_flows_cost_little_to_watch"],
+        Company::TimedAlone,
+    ),
     // 100,000 flows within half a second, and a ratio.
     (
         "tests/reap",
         &["many::very_many_expiries_at_once_neither_get_lost_nor_wait_for_the_reaper"],
-        Company::Alone,
+        Company::TimedAlone,
     ),
-    // Whether a reaper acts within 50 ms of a packet that comes back; a rate.
-    ("tests/reap", &[], Company::Timed),
+    // Timers of milliseconds, beside the kernel's.
+    ("tests/rto", &[], Company::Timed),
+    // A scrape within 2 ms.
+    (
+        "tests/metrics",
+        &["waiting::a_million_flows_are_no_more_to_scrape_than_none"],
+        Company::Timed,
+    ),
+    // Each flow within 250 ms.
+    (
+        "tests/metrics",
+        &["numbers::the_numbers_are_those_of_what_was_reported"],
+        Company::Timed,
+    ),
+    // A rate, within 20 ms.
+    (
+        "tests/reap",
+        &["options::actions_keep_their_rate_and_ctrl_c_does_not_wait_for_them"],
+        Company::Timed,
+    ),
+    // Whether a reaper acts within 50 ms of a packet that comes back.
+    ("tests/reap", &["comes_back::"], Company::Timed),
+    // Sockets that end within a second.
+    (
+        "tests/reap",
+        &["sockets::sockets_whose_peers_are_gone_are_closed_and_no_others"],
+        Company::Timed,
+    ),
+    ("tests/reap", &[], Company::Quiet),
     // A start within half a second.
-    ("tests/stepping", &[], Company::Timed),
+    (
+        "tests/stepping",
+        &["a_start_says_that_it_loads_and_is_attached_in_half_a_second"],
+        Company::Timed,
+    ),
     // Ends of flows are compared with conntrack's, to a few hundredths of a second.
     ("tests/conntrack", &[], Company::Timed),
-    // Lateness to 100 ms.
-    ("tests/namespaces", &[], Company::Timed),
-    ("tests/adversary", &[], Company::Timed),
+    // 100 ms beyond a tick.
+    (
+        "tests/namespaces",
+        &[
+            "exactly_the_idle_half_expires_and_on_time",
+            "a_policy_is_replaced_while_flows_live",
+        ],
+        Company::Timed,
+    ),
+    ("tests/namespaces", &[], Company::Quiet),
+    // Attached within 100 ms.
+    (
+        "tests/patterns",
+        &["attach::what_is_there_and_what_comes_is_attached_in_time"],
+        Company::Timed,
+    ),
+    ("tests/patterns", &[], Company::Quiet),
+    (
+        "tests/netns",
+        &[
+            "come_and_go::namespaces_that_appear_are_watched_in_time_and_those_that_go_are_let_go_of",
+        ],
+        Company::Timed,
+    ),
+    // 200 ms beyond the interval of updates.
+    (
+        "tests/updates",
+        &["the_updates_and_the_end_of_a_bulk_flow_add_up_to_conntracks_counters"],
+        Company::Timed,
+    ),
+    // A rate, over an interval that a late reading shortens.
+    ("tests/top", &["rates_and_the_hand_move"], Company::Timed),
+    ("tests/top", &[], Company::Quiet),
     // 50,000 connections, of which none may expire more than 50 ms later than a tick.
     ("tests/offload_many", &[], Company::Timed),
     // The same number, and none more than 300 ms late, while twheel is killed.
     ("tests/offload_killed", &[], Company::Timed),
     // 50 ms beyond a tick.
     ("tests/offload", &[], Company::Timed),
-    // 200 ms for an expiry; tables of a million flows.
+    // 200 ms for an expiry, while others do their worst; tables of a million flows.
     ("tests/offload_hostile", &[], Company::Timed),
-    // A second and a half for scheduling.
-    ("tests/idle_command", &[], Company::Timed),
-    // A second for an expiry, while compilers run.
-    ("tests/offload_programs", &[], Company::Timed),
-    // States are compared within a second.
-    ("tests/interfaces", &[], Company::Timed),
-    // 100 ms and the time that the machine is held up.
-    ("tests/patterns", &[], Company::Timed),
-    ("tests/faults_crash", &[], Company::Timed),
-    // Threads are held for seconds.
-    ("tests/faults_stall", &[], Company::Timed),
-    ("tests/top", &[], Company::Timed),
-    // Real sockets, steppers and clocks, with the smallest sizes.
-    ("bench/benches", &[], Company::Timed),
+    // Half a second until the programs know a bridge.
+    (
+        "tests/once",
+        &["between::a_bridge_that_comes_between_later"],
+        Company::Timed,
+    ),
+    // These allow a second and more, and mostly sleep.
+    ("tests/adversary", &[], Company::Quiet),
+    ("tests/idle_command", &[], Company::Quiet),
+    ("tests/offload_programs", &[], Company::Quiet),
+    ("tests/interfaces", &[], Company::Quiet),
+    ("tests/faults_crash", &[], Company::Quiet),
+    ("tests/faults_stall", &[], Company::Quiet),
+    // Steppers and clocks that need the CPUs.
+    (
+        "bench/benches",
+        &[
+            "cores", "expire", "exporter", "lateness", "path", "plan", "rto",
+        ],
+        Company::Timed,
+    ),
+    ("bench/benches", &[], Company::Quiet),
 ];
 
 /// Each job of a test that needs root has file systems of its own for pins and names of network
 /// namespaces: no start waits for that of another test, and whatever it leaves behind goes with it.
 const APART: &str = "mkdir -p /run/netns && mount -t tmpfs -o mode=755 tmpfs /run/netns \
                      && mount -t bpf bpf /sys/fs/bpf && exec \"$@\"";
-/// How far the processes of a timed test go before others, for the scheduler (`nice(1)`).
+/// How far the processes of a test that measures time go before others, for the scheduler (`nice(1)`).
 const BEFORE_OTHERS: &str = "-10";
 
 /// What the jobs of a run share.
@@ -162,7 +235,7 @@ impl Plan<'_> {
 
     fn company(&self, binary: &str, test: &str) -> Company {
         match company(binary, test) {
-            Company::Timed if self.is_long => Company::Alone,
+            Company::Timed if self.is_long => Company::TimedAlone,
             other => other,
         }
     }
@@ -179,7 +252,7 @@ pub fn apart(program: &Path, company: Company) -> Command {
         }
     };
     command.args(["--mount", "--propagation", "slave", "sh", "-c", APART, "sh"]);
-    if company == Company::Timed {
+    if company != Company::Any {
         command.args(["nice", "-n", BEFORE_OTHERS]);
     }
     command.arg(program);
@@ -212,13 +285,22 @@ fn options(args: &[String]) -> Vec<&String> {
         "--test-threads",
         "-Z",
     ];
+    // libtest takes these once.
+    const GIVEN: [&str; 3] = ["--exact", "--test-threads", "--include-ignored"];
     let mut options = Vec::new();
-    let mut is_value = false;
+    let (mut is_value, mut leave_out) = (false, false);
     for arg in args {
-        if is_value || arg.starts_with('-') {
+        let is_option = is_value || arg.starts_with('-');
+        let is_given_anyway = !is_value && GIVEN.iter().any(|it| arg.starts_with(it));
+        is_value = !is_value && WITH_VALUE.contains(&arg.as_str());
+        if is_given_anyway {
+            // With its value.
+            leave_out = is_value;
+        } else if leave_out {
+            leave_out = false;
+        } else if is_option {
             options.push(arg);
         }
-        is_value = !is_value && WITH_VALUE.contains(&arg.as_str());
     }
     options
 }
@@ -241,10 +323,15 @@ mod tests {
     #[test]
     fn a_test_has_the_company_of_its_name_or_of_its_binary() {
         assert_eq!(company("tests/bad_input", "a"), Company::Any);
-        assert_eq!(company("tests/concurrency", "a::b"), Company::Alone);
+        assert_eq!(company("tests/concurrency", "stress::b"), Company::Alone);
+        assert_eq!(
+            company("tests/concurrency", "reset::b"),
+            Company::TimedAlone
+        );
         assert_eq!(company("tests/rto", "a"), Company::Timed);
+        assert_eq!(company("tests/top", "a"), Company::Quiet);
         assert_eq!(company("tests/metrics", "page::a"), Company::Any);
-        assert_eq!(company("tests/metrics", "numbers::a"), Company::Timed);
+        assert_eq!(company("tests/reap", "comes_back::a"), Company::Timed);
     }
 
     #[test]
@@ -264,7 +351,10 @@ mod tests {
                 let text = fs::read_to_string(&file).unwrap();
                 let function = name.rsplit("::").next().unwrap_or(name);
                 assert!(
-                    function.is_empty() || text.contains(&format!("\nfn {function}() ")),
+                    function.is_empty()
+                        || text.contains(&format!("\nfn {function}() "))
+                        // Listed in a macro.
+                        || text.contains(&format!("\n    {function}\n")),
                     "{name}"
                 );
             }
@@ -275,6 +365,15 @@ mod tests {
     fn names_of_tests_are_no_options() {
         let args = ["name", "--skip", "this", "--nocapture", "other"].map(str::to_owned);
         assert_eq!(options(&args), ["--skip", "this", "--nocapture"]);
+        let args = [
+            "--exact",
+            "name",
+            "--test-threads",
+            "2",
+            "--test-threads=3",
+            "--quiet",
+        ];
+        assert_eq!(options(&args.map(str::to_owned)), ["--quiet"]);
     }
 
     #[test]

@@ -47,6 +47,12 @@ impl Parts {
         }
     }
 
+    /// A part that has just ended took so long; the next one begins.
+    pub fn add(&mut self, part: &'static str, took: Duration) {
+        self.parts.push((part, took));
+        self.begun = Instant::now();
+    }
+
     /// A part has ended, and the next one begins.
     pub fn end(&mut self, part: &'static str) {
         self.parts.push((part, self.begun.elapsed()));
@@ -67,8 +73,8 @@ pub struct Report {
     again: Vec<(String, Vec<Attempt>, bool)>,
     /// Show all of what tests print.
     is_verbose: bool,
-    /// The CPUs' time, total and idle, when the jobs began.
-    ticks: Option<[u64; 2]>,
+    /// How busy the CPUs were while jobs ran, in percent.
+    busy: Option<f64>,
 }
 
 impl Report {
@@ -81,8 +87,19 @@ impl Report {
             costs: Vec::new(),
             again: Vec::new(),
             is_verbose,
-            ticks: ticks(),
+            busy: None,
         }
+    }
+
+    /// Runs what runs jobs, and notes how busy the CPUs were meanwhile.
+    pub fn watch<T>(&mut self, run: impl FnOnce(&mut Self) -> T) -> T {
+        let before = ticks();
+        let result = run(self);
+        if let (Some(before), Some(after)) = (before, ticks()) {
+            let [all, idle] = [0, 1].map(|at| (after[at] - before[at]) as f64);
+            self.busy = Some(100.0 * (1.0 - idle / all.max(1.0)));
+        }
+        result
     }
 
     /// Shows the result of a job, and adds it.
@@ -192,12 +209,13 @@ impl Report {
     }
 
     /// Prints the results. The count is the last line.
-    pub fn close(mut self, parts: &Parts) -> bool {
+    /// `is_noted`: what ran again is remembered.
+    pub fn close(mut self, parts: &Parts, is_noted: bool) -> bool {
         for skip in &self.skips {
             println!("skipped {skip}");
         }
         self.show_times(parts);
-        self.show_again();
+        self.show_again(is_noted);
         // Last, so that a log whose beginning or middle is cut has the reason.
         for bad in &self.bad {
             say!("{bad}");
@@ -215,9 +233,7 @@ impl Report {
         for (part, took) in &parts.parts {
             println!("{:8.1} s  {part}", took.as_secs_f64());
         }
-        if let (Some(before), Some(after)) = (self.ticks, ticks()) {
-            let [all, idle] = [0, 1].map(|at| (after[at] - before[at]) as f64);
-            let busy = 100.0 * (1.0 - idle / all.max(1.0));
+        if let Some(busy) = self.busy {
             println!("The CPUs were {busy:.0} % busy during the tests.");
         }
         self.costs
@@ -229,9 +245,12 @@ impl Report {
         }
     }
 
-    fn show_again(&self) {
+    fn show_again(&self, is_noted: bool) {
         let names: Vec<_> = self.again.iter().map(|it| it.0.as_str()).collect();
-        let counts = times::note_again(&names);
+        let counts = match is_noted {
+            true => times::note_again(&names),
+            false => names.iter().map(|it| ((*it).to_owned(), 1, 1)).collect(),
+        };
         println!("Ran again: {}", self.again.len());
         for ((name, attempts, passed), (_, count, runs)) in self.again.iter().zip(counts) {
             for attempt in attempts {
@@ -252,7 +271,7 @@ impl Report {
 }
 
 /// Whether the job of a test has failed because a program is not there that only some tests need.
-fn lacks_tool(ended: &Ended) -> bool {
+pub fn lacks_tool(ended: &Ended) -> bool {
     let skips = ended.stdout.lines().filter_map(Skip::left_out);
     let has_run = ended.stdout.contains("running 1 test\n");
     has_run && !ended.is_success() && skips.into_iter().any(|skip| skip.is_for_tool())

@@ -18,12 +18,12 @@ const LAB: [&str; 5] = ["busy", "idle", "closed", "reset", "half-open"];
 
 /// Runs the lab of `cargo xtask run` to its end.
 pub fn lab(compiled: &Compiled, built: &Built, times: &Times) -> Result<Job> {
-    let mut command = apart(compiled.program("twheel-lab")?, Company::Timed);
+    let mut command = apart(compiled.program("twheel-lab")?, Company::Quiet);
     command.envs(built.env());
     Ok(Job {
         name: "lab".to_owned(),
         command,
-        company: Company::Timed,
+        company: Company::Quiet,
         proof: Proof::Output(Box::new(lab_is_shown)),
         cost: times.of("lab"),
     })

@@ -4,14 +4,12 @@
 
 use std::path::Path;
 
-use anyhow::Result;
-
 use super::script;
 use crate::{base::Base, sh::say};
 
 /// Files and directories that the machines do not run, or whose code asks the kernel for nothing
 /// that differs among kernels, and why.
-const APART: [(&str, &str); 45] = [
+const APART: [(&str, &str); 44] = [
     (".ci", "which checks are run"),
     (".editorconfig", "editors"),
     (".gitattributes", "git"),
@@ -53,10 +51,6 @@ const APART: [(&str, &str); 45] = [
     ("twheel-user/src/fleet", "asks ClickHouse"),
     ("twheel-user/src/given.rs", "reads numbers"),
     ("twheel-user/src/history", "files on disk"),
-    (
-        "twheel-user/src/metrics",
-        "HTTP, and numbers that others read",
-    ),
     ("twheel-user/src/output", "how events are written"),
     ("twheel-user/src/plan.rs", "computes"),
     ("twheel-user/src/progress.rs", "draws on a terminal"),
@@ -65,15 +59,26 @@ const APART: [(&str, &str); 45] = [
     ("xtask", "builds and runs"),
 ];
 /// What counts nevertheless, and why.
-const FACING: [(&str, &str); 12] = [
+const FACING: [(&str, &str); 17] = [
+    ("twheel-user/src/cli/config", "chooses hooks and modes"),
+    ("twheel-user/src/cli/config.rs", "chooses hooks and modes"),
     ("twheel-user/src/cli/delete.rs", "deletes in the table"),
     ("twheel-user/src/cli/detach.rs", "detaches"),
     ("twheel-user/src/cli/doctor.rs", "loads"),
     ("twheel-user/src/cli/flush.rs", "deletes in the table"),
     ("twheel-user/src/cli/idle", "takes sockets of processes"),
     ("twheel-user/src/cli/idle.rs", "takes sockets of processes"),
+    ("twheel-user/src/cli/options.rs", "chooses hooks and modes"),
     ("twheel-user/src/cli/policy", "replaces policies"),
+    (
+        "twheel-user/src/cli/reap.rs",
+        "chooses what is done to sockets",
+    ),
     ("twheel-user/src/cli/run.rs", "loads and attaches"),
+    (
+        "twheel-user/src/cli/top/deletion.rs",
+        "deletes in the table",
+    ),
     ("xtask/src/binaries.rs", "builds"),
     ("xtask/src/cross.rs", "builds for arm64"),
     ("xtask/src/run.rs", "builds"),
@@ -83,8 +88,8 @@ const FACING: [(&str, &str); 12] = [
 const TESTS: &str = "tests/tests";
 
 /// Whether the machines are to be booted for what has changed since the [`Base`]; says so if not.
-pub fn is_needed() -> Result<bool> {
-    let changed = Base::find()?.changed();
+pub fn is_needed() -> bool {
+    let changed = Base::find().changed();
     let is_needed = changed.any(faces_kernel);
     if !is_needed {
         say!(
@@ -92,7 +97,7 @@ pub fn is_needed() -> Result<bool> {
             changed.why()
         );
     }
-    Ok(is_needed)
+    is_needed
 }
 
 /// Whether a file counts.

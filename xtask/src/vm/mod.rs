@@ -93,7 +93,7 @@ pub fn test(options: &Options) -> Result<()> {
     if options.system {
         return system::test();
     }
-    if options.changed && !changed::is_needed()? {
+    if options.changed && !changed::is_needed() {
         return Ok(());
     }
     setup::vm()?;
