@@ -103,10 +103,10 @@ impl Mounted {
         Ok(Self(path.to_owned()))
     }
 
-    /// Writes until it is full; the file's path.
+    /// Writes more than it holds, whatever else is there; the file's path.
     fn fill(&self) -> Result<String> {
         let path = format!("{}/filler", self.0);
-        fs::write(&path, vec![0; 64 << 10]).expect_err("it is not full");
+        fs::write(&path, vec![0; 128 << 10]).expect_err("it is not full");
         Ok(path)
     }
 }
