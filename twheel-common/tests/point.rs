@@ -23,6 +23,18 @@ fn a_point_is_a_place_and_a_hook() {
 }
 
 #[test]
+fn a_flow_is_seen_at_its_initiators_point_or_else_at_the_others() {
+    let [low, high] = [2, 5].map(|place| Point::new(place, Hook::Ingress));
+    for (initiator, point) in [(Direction::FromLow, low), (Direction::FromHigh, high)] {
+        let seen = Seen::first(initiator, tcp::SYN, View::default()).unwrap();
+        assert_eq!(Point::of_flow([low, high], seen), point);
+        assert_eq!(Point::of_flow([low, Point::NONE], seen), low);
+        assert_eq!(Point::of_flow([Point::NONE, high], seen), high);
+        assert_eq!(Point::of_flow([Point::NONE; 2], seen), Point::NONE);
+    }
+}
+
+#[test]
 fn packets_are_counted_where_they_were_first_seen() {
     let [here, there] = [Hook::Ingress, Hook::Egress].map(|hook| Point::new(2, hook));
     let see_if = |may_be_known, point, since: i64, is_next| {
