@@ -19,8 +19,8 @@ const MOST_LINES: usize = 600;
 /// Files that may have more lines, and why: they are tables of data.
 const TABLES: &[(&str, &str)] = &[];
 
-/// The cargo commands of the lints. Clippy uses clippy.toml, which limits the parameters of a
-/// function. Not quiet: cargo says what it works on.
+/// The cargo commands of the lints. Unless quiet, cargo says what it works on. Clippy uses
+/// clippy.toml, which limits the parameters of a function.
 pub fn commands(is_quiet: bool) -> Vec<Command> {
     let cargo = |args: &str| {
         let mut cargo = sh::cargo();
@@ -54,13 +54,10 @@ pub fn lint() -> Result<()> {
     sources()?;
     dashboards::check()?;
     sh::run(sh::cargo().args(["fmt", "--all", "--check"]))?;
-    let commands = commands(true);
-    let needs_compiler = |command: &Command| command.get_args().any(|it| it == "--workspace");
-    let mut is_set_up = false;
-    for mut command in commands {
-        if needs_compiler(&command) && !is_set_up {
+    for mut command in commands(true) {
+        // Those of all packages build librdkafka.
+        if command.get_args().any(|it| it == "--workspace") {
             setup::kafka()?;
-            is_set_up = true;
         }
         sh::run(&mut command)?;
     }

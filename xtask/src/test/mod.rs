@@ -143,7 +143,8 @@ impl Options {
 /// Builds the tests, runs them, many at a time, and counts.
 pub fn test(options: &Options) -> Result<()> {
     let mut parts = Parts::begin();
-    let missing = match options.selection()? {
+    let selection = options.selection()?;
+    let missing = match selection {
         // Its tests run nothing but themselves.
         Selection::Package(_) => {
             setup::kafka()?;
@@ -153,7 +154,7 @@ pub fn test(options: &Options) -> Result<()> {
     };
     let downloads = options.needs_tools().then(downloads::start);
     parts.end("set-up");
-    let (mut built, mut compiled) = run::tests(&options.selection()?)?;
+    let (mut built, mut compiled) = run::tests(&selection)?;
     if options.long {
         // Only the program: the rest of a release build would measure, for hours.
         built.twheel = run::release_whole(&["twheel"])?.twheel;
