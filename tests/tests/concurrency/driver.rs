@@ -65,7 +65,7 @@ pub const WIDE: Load = Load {
         tick: 4,
         timeout: 1_000,
         close: 100,
-        max_flows: 4_096,
+        max_flows: 3_072,
         ..NARROW.setup
     },
 };
