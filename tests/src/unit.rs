@@ -143,7 +143,7 @@ fn spell(sets: &BTreeMap<&str, Vec<&str>>, name: &str, into: &mut BTreeSet<Strin
 pub fn is_installed(program: &str) -> bool {
     let is = Command::new(program).arg("--version").output().is_ok();
     if !is {
-        skipped(format_args!("there is no {program} here"));
+        skipped(format_args!("{program} is not installed"));
     }
     is
 }

@@ -162,7 +162,7 @@ fn a_killed_run_loses_no_flow_and_the_next_one_adopts() -> Result<()> {
         .with_context(|| format!("no count of flows: {stderr}"))?
         .parse()?;
     assert!((20..=40).contains(&adopted), "{adopted} flows adopted");
-    let expiries = twheel.expiries_until(Instant::now() + timeout + millis(500))?;
+    let expiries = twheel.ends_within(timeout + millis(500), idle.len())?;
     let found = by_name(&expiries)?;
     assert_eq!(names(found.keys()), names(idle.iter().map(|it| &it.name)));
     for expiry in found.values() {

@@ -21,7 +21,7 @@ const VARIABLE: &str = "TWHEEL_BASE";
 const MAIN: [&str; 2] = ["refs/remotes/origin/main", "refs/heads/main"];
 /// No landing takes longer than this, in seconds: on the main branch, an older commit was there
 /// before it.
-const LANDING: i64 = 12 * 60 * 60;
+const LANDING: i64 = 24 * 60 * 60;
 /// What the loom models in `twheel-common/tests` are built from.
 const LOOM: [&str; 3] = ["twheel-common", "Cargo.lock", "Cargo.toml"];
 
@@ -184,7 +184,7 @@ impl Git {
         });
         let (_, landed) = commits.next()?;
         let (before, _) = commits.find(|(_, time)| landed - time >= LANDING)?;
-        let what = "the newest commit that is 12 hours older";
+        let what = "the newest commit that is a day older";
         Some((before.to_owned(), what.to_owned()))
     }
 
@@ -299,15 +299,15 @@ mod tests {
     }
 
     #[test]
-    fn on_the_main_branch_what_was_there_12_hours_before_is_the_base() {
+    fn on_the_main_branch_what_was_there_a_day_before_is_the_base() {
         let repository = Repository::new("main");
         repository.commit("a", 0);
         assert_eq!(repository.base(None), None);
-        repository.commit("b", 11);
+        repository.commit("b", 23);
         assert_eq!(repository.base(None), None);
-        let before = repository.commit("c", 30);
-        repository.commit("d", 41);
-        repository.commit("e", 42);
+        let before = repository.commit("c", 40);
+        repository.commit("d", 60);
+        repository.commit("e", 65);
         assert_eq!(repository.base(None), Some(before));
         // What was merged was not on the main branch before.
         let before = repository.commit("f", 100);

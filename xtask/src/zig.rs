@@ -7,16 +7,20 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
 
 use crate::{
     apt,
-    sh::{self, say},
+    bounded::{self, Bounded},
+    sh::say,
     toolchain,
 };
 
+/// How long each step of its installation may take.
+const INSTALL: Duration = Duration::from_secs(10 * 60);
 /// The package on PyPI, whose wheel has the compiler.
 const PACKAGE: &str = "ziglang==0.17.1";
 /// Names the directory whose name must not get into programs.
@@ -145,11 +149,10 @@ fn install(home: &Path) -> Result<()> {
         home.display()
     );
     let venv = home.join("venv");
-    sh::run(
-        Command::new("python3")
-            .args(["-m", "venv", "--clear"])
-            .arg(&venv),
-    )?;
+    let log = bounded::log("setup-zig");
+    let bounded = Bounded::new(format!("install {PACKAGE}"), INSTALL, &log);
+    let mut make = Command::new("python3");
+    bounded.run(make.args(["-m", "venv", "--clear"]).arg(&venv))?;
     let partial = home.join("partial");
     let _ = fs::remove_dir_all(&partial);
     let mut pip = Command::new(venv.join("bin/python"));
@@ -160,11 +163,8 @@ fn install(home: &Path) -> Result<()> {
         "--quiet",
         "--disable-pip-version-check",
     ]);
-    sh::run(
-        pip.args(["--no-deps", "--target"])
-            .arg(&partial)
-            .arg(PACKAGE),
-    )?;
+    pip.args(["--no-deps", "--upgrade", "--target"]);
+    bounded.run(pip.arg(&partial).arg(PACKAGE))?;
     let _ = fs::remove_dir_all(&venv);
     fs::rename(&partial, home.join("package")).context("cannot move what pip has installed")
 }

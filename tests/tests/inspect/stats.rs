@@ -2,8 +2,10 @@
 
 use std::{
     collections::BTreeMap,
+    mem,
     net::{TcpListener, TcpStream},
     thread,
+    time::Instant,
 };
 
 use anyhow::{Context, Result};
@@ -45,12 +47,18 @@ fn counters_and_talkers_add_up() -> Result<()> {
         &pair.server,
         &["stats", "--json", "--watch", "--interval", "300ms"],
     )?;
-    let mut rates = Vec::new();
+    let (mut rates, mut before) = (Vec::new(), Instant::now());
     let mut more = Vec::new();
     for number in 0..4 * twheel_common::counter::COUNT {
         let line = watch.line()?;
         if line["counter"] == "created" {
-            rates.push(line["per_second"].as_f64());
+            // A busy machine makes an interval longer.
+            let since = mem::replace(&mut before, Instant::now()).elapsed();
+            rates.push(
+                line["per_second"]
+                    .as_f64()
+                    .map(|rate| rate * since.as_secs_f64()),
+            );
             if number < twheel_common::counter::COUNT {
                 more = pair.connect_some(6)?;
             }
@@ -58,7 +66,7 @@ fn counters_and_talkers_add_up() -> Result<()> {
     }
     assert_eq!(rates[0], None);
     let sum: f64 = rates[1..].iter().flatten().sum();
-    assert!((10.0..=25.0).contains(&sum), "six in 300 ms: {rates:?}");
+    assert!((3.0..=7.5).contains(&sum), "six: {rates:?}");
 
     let talkers = objects(&pair.server, &["talkers", "--json"])?;
     let flows =

@@ -144,7 +144,7 @@ fn what_vanishes_is_let_go_of_and_what_is_renamed_is_not() -> Result<()> {
     let watched = watched(&lab.host)?;
     ensure!(watched == 1, "{watched} interfaces are watched");
     // Its flow ends after its timeout.
-    let expiries = twheel.expiries_until(Instant::now() + millis(2500))?;
+    let expiries = twheel.ends_within(millis(2500), 1)?;
     ensure!(
         expiries.len() == 1 && expiries[0].src == name,
         "{expiries:?}"

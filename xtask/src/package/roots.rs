@@ -7,17 +7,22 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
 
 use crate::{
+    bounded::{self, Bounded},
     setup,
     sh::{self, say},
     toolchain,
     vm::mirror,
 };
 
+/// How long it may take to make a root.
+const MAKE: Duration = Duration::from_secs(30 * 60);
 /// Debian's releases.
 const SUITES: [&str; 2] = ["bookworm", "trixie"];
 /// What a root has besides a shell: for the tests here, and for the system that `vm-test` boots.
@@ -58,14 +63,27 @@ pub fn base(suite: &str) -> Result<PathBuf> {
     let partial = roots.join(format!("{suite}.partial"));
     remove(&partial)?;
     let mirror = mirror()?;
-    let mut debootstrap = sh::as_root("debootstrap", [])?;
+    // A second try begins anew.
+    let mut debootstrap = Command::new("sh");
     debootstrap
+        .args([
+            "-c",
+            "rm -rf --one-file-system -- \"$0\" && exec debootstrap \"$@\"",
+        ])
+        .arg(&partial)
         .args(["--variant=minbase", PACKAGES, suite])
         .arg(&partial)
         .arg(mirror);
-    let text = sh::output(&mut debootstrap).context("there is no root to test packages in")?;
+    let log = bounded::log("setup-roots");
+    Bounded::new(format!("make a root of Debian {suite}"), MAKE, &log)
+        .with_root()
+        .run(&debootstrap)
+        .context("there is no root to test packages in")?;
     if !partial.join("usr/bin/systemd-analyze").exists() {
-        bail!("debootstrap has made no whole root of {suite}: {text}");
+        bail!(
+            "debootstrap has made no whole root of {suite}: see {}",
+            log.display()
+        );
     }
     sh::run(sh::as_root("mv", [])?.args([&partial, &root]))?;
     Ok(root)

@@ -210,11 +210,16 @@ pub fn test(options: &Options) -> Result<()> {
         report.bound_skips();
     }
     // Of a few tests alone, or beside others, times would be of no use.
-    let is_usual = options.is_all() && !options.long && !options.busy;
-    if is_usual {
+    let is_whole = options.is_all() && !options.long;
+    if is_whole && !options.busy {
         times.save(report.costs());
     }
-    if !report.close(&parts, is_usual) {
+    let noted = match (is_whole, options.busy) {
+        (false, _) => None,
+        (true, false) => Some("test-again"),
+        (true, true) => Some("test-again-busy"),
+    };
+    if !report.close(&parts, noted) {
         // Not an error to print: the count must be the last line.
         exit(1);
     }

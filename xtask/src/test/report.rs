@@ -209,13 +209,13 @@ impl Report {
     }
 
     /// Prints the results. The count is the last line.
-    /// `is_noted`: what ran again is remembered.
-    pub fn close(mut self, parts: &Parts, is_noted: bool) -> bool {
+    /// `noted`: the file in which it is remembered what ran again.
+    pub fn close(mut self, parts: &Parts, noted: Option<&str>) -> bool {
         for skip in &self.skips {
             println!("skipped {skip}");
         }
         self.show_times(parts);
-        self.show_again(is_noted);
+        self.show_again(noted);
         // Last, so that a log whose beginning or middle is cut has the reason.
         for bad in &self.bad {
             say!("{bad}");
@@ -245,11 +245,11 @@ impl Report {
         }
     }
 
-    fn show_again(&self, is_noted: bool) {
+    fn show_again(&self, noted: Option<&str>) {
         let names: Vec<_> = self.again.iter().map(|it| it.0.as_str()).collect();
-        let counts = match is_noted {
-            true => times::note_again(&names),
-            false => names.iter().map(|it| ((*it).to_owned(), 1, 1)).collect(),
+        let counts = match noted {
+            Some(file) => times::note_again(file, &names),
+            None => names.iter().map(|it| ((*it).to_owned(), 1, 1)).collect(),
         };
         println!("Ran again: {}", self.again.len());
         for ((name, attempts, passed), (_, count, runs)) in self.again.iter().zip(counts) {

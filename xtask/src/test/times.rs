@@ -64,10 +64,10 @@ fn read(text: &str) -> BTreeMap<String, Cost> {
     text.lines().filter_map(line).collect()
 }
 
-/// Notes which jobs had to run again in this run. Returns for each in how many of how many runs, the
-/// last ones, it had to.
-pub fn note_again(names: &[&str]) -> Vec<(String, usize, usize)> {
-    let path = sh::target("test-again");
+/// Notes which jobs had to run again in this run, in a file of this name. Returns for each in how many
+/// of how many runs, the last ones, it had to.
+pub fn note_again(file: &str, names: &[&str]) -> Vec<(String, usize, usize)> {
+    let path = sh::target(file);
     let text = fs::read_to_string(&path).unwrap_or_default();
     let (text, counts) = again(&text, names);
     if let Err(error) = fs::write(&path, text) {
