@@ -36,7 +36,7 @@ const COMPANY: [(&str, &[&str], Company); 35] = [
     (
         "tests/reap",
         &["many::very_many_expiries_at_once_neither_get_lost_nor_wait_for_the_reaper"],
-        Company::Timed,
+        Company::TimedAlone,
     ),
     // Timers of milliseconds, beside the kernel's.
     ("tests/rto", &[], Company::Timed),
