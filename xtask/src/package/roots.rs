@@ -61,9 +61,8 @@ pub fn base(suite: &str) -> Result<PathBuf> {
     setup::roots()?;
     say!("Making a root of Debian {suite} with debootstrap; this usually takes 2 min.");
     let partial = roots.join(format!("{suite}.partial"));
-    remove(&partial)?;
     let mirror = mirror()?;
-    // A second try begins anew.
+    // Each try begins anew.
     let mut debootstrap = Command::new("sh");
     debootstrap
         .args([
